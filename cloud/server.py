@@ -1,0 +1,302 @@
+"""The gRPC service: checks, hands work to the scheduler, and streams what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud.admission import admit
+from cloud.scheduler import Task
+from cloud.session import Request, Session
+from cloud.verifier import Verifier
+from protos import PROTOCOL, ciar_pb2_grpc
+from protos import ciar_pb2 as pb
+from shared.errors import BundleError, BusyError, CiarError, LinkError, ProtocolError, SettingsError
+from shared.graphs import MAX_PROMPT_CHARACTERS
+from shared.methods import METHODS, RULES, law
+
+__all__ = ["MAX_MESSAGE_BYTES", "Server", "ServerSettings", "VerifierService"]
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 20
+_CHUNK = 1 << 18
+_STATUS = {
+    SettingsError: grpc.StatusCode.INVALID_ARGUMENT,
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    BundleError: grpc.StatusCode.FAILED_PRECONDITION,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LinkError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class _Stream:
+    """One `Generate` call: counts its bytes and carries messages from the engine's thread to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outbox: asyncio.Queue[pb.CloudMessage | BaseException | None] = asyncio.Queue()
+        self.bytes_in = self.bytes_out = 0
+
+    def emit(self, message: pb.CloudMessage) -> None:
+        self._put(message)
+
+    def finished(self, session: Session | None, error: BaseException | None) -> None:
+        if error is None and session is not None:
+            self._put(pb.CloudMessage(done=pb.Done(stale_drafts=session.stale_drafts)))
+        self._put(error)
+
+    def fail(self, error: BaseException) -> None:
+        self._outbox.put_nowait(error)
+
+    def _put(self, item: pb.CloudMessage | BaseException | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, item)
+
+    async def messages(self, idle_seconds: float) -> AsyncIterator[pb.CloudMessage]:
+        """Messages for the device until the generation ends.
+
+        Raises:
+            LinkError: nothing happened for `idle_seconds`: the device fell silent.
+            CiarError: what ended the generation.
+        """
+        while True:
+            try:
+                item = await asyncio.wait_for(self._outbox.get(), idle_seconds)
+            except TimeoutError:
+                raise LinkError(
+                    f"nothing came from the device for {idle_seconds:g} s; its slot is given away"
+                ) from None
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            if item.HasField("done"):
+                item.done.bytes_in, item.done.bytes_out = self.bytes_in, self.bytes_out
+            self.bytes_out += item.ByteSize()
+            yield item
+
+
+class VerifierService(ciar_pb2_grpc.VerifierServicer):
+    """`Describe`, `FetchBundle` and `Generate` (protos/ciar.proto).
+
+    Args:
+        verifier: runs the generations.
+        idle_seconds: a device that is silent for so long loses its slot.
+    """
+
+    def __init__(self, verifier: Verifier, idle_seconds: float = 60.0) -> None:
+        self.verifier = verifier
+        self.manifest = verifier.bundle.manifest
+        self.idle_seconds = idle_seconds
+        self.active = 0
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
+        manifest, engine = self.manifest, self.verifier.scheduler.engine
+        return pb.Description(
+            protocol=PROTOCOL,
+            software=metadata.version("ciar"),
+            bundle_name=manifest.name,
+            bundle_digest=manifest.digest,
+            codebook_digest=manifest.codebook_digest,
+            rows=manifest.grid.rows,
+            cols=manifest.grid.cols,
+            vocabulary=manifest.vocabulary,
+            max_prompt_characters=MAX_PROMPT_CHARACTERS,
+            defaults=pb.Sampling(
+                temperature=manifest.defaults.temperature,
+                top_k=manifest.defaults.top_k,
+                top_p=manifest.defaults.top_p,
+                guidance=manifest.defaults.guidance,
+            ),
+            methods=[_describe(name) for name in METHODS],
+            compute_device=str(engine.device),
+            dtype=str(engine.dtype).removeprefix("torch."),
+            capacity=self.verifier.settings.max_sessions,
+            active=self.active,
+        )
+
+    async def FetchBundle(self, request: pb.FetchBundleRequest, context: Any) -> AsyncIterator[pb.BundleChunk]:
+        yield pb.BundleChunk(manifest=self.manifest.to_json())
+        served = {file.path for file in self.manifest.part("device")}
+        if unknown := sorted(set(request.paths) - served):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"the device's part of the bundle has no {unknown[0]}")
+        for path in request.paths or sorted(served):
+            async for chunk in _file_chunks(self.verifier.bundle.path(path), path):
+                yield chunk
+
+    async def Generate(
+        self, request_iterator: AsyncIterator[pb.DeviceMessage], context: Any
+    ) -> AsyncIterator[pb.CloudMessage]:
+        stream, begun = _Stream(), time.perf_counter()
+        task: Task | None = None
+        reader: asyncio.Task[None] | None = None
+        self.active += 1
+        try:
+            request = await self._admit(request_iterator, stream)
+            task = self.verifier.begin(request, stream.emit, stream.finished)
+            reader = asyncio.create_task(self._read(request_iterator, stream, task, request))
+            async for message in stream.messages(self.idle_seconds):
+                yield message
+            log.info("generation %s: done in %.2f s", request.generation, time.perf_counter() - begun)
+        except CiarError as error:
+            log.info("refused or ended: %s: %s", type(error).__name__, error)
+            await _abort(context, error)
+        except Exception:
+            log.exception("a generation failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "the verifier failed; its log says why")
+        finally:
+            # An abandoned call would stay alive, and with it the slot.
+            self.active -= 1
+            if reader is not None:
+                reader.cancel()
+            if task is not None:
+                self.verifier.scheduler.cancel(task)
+
+    async def _admit(self, requests: AsyncIterator[pb.DeviceMessage], stream: _Stream) -> Request:
+        try:
+            first = await asyncio.wait_for(anext(requests), self.idle_seconds)
+        except TimeoutError:
+            raise LinkError(f"the stream began without a message for {self.idle_seconds:g} s") from None
+        except StopAsyncIteration:
+            raise ProtocolError("the stream ended before it began: no Open message came") from None
+        if not first.HasField("open"):
+            raise ProtocolError(f"a stream begins with Open, not with {first.WhichOneof('body')}")
+        stream.bytes_in += first.ByteSize()
+        return await asyncio.to_thread(admit, first.open, self.manifest, self.verifier.captions)
+
+    async def _read(
+        self, requests: AsyncIterator[pb.DeviceMessage], stream: _Stream, task: Task, request: Request
+    ) -> None:
+        async for message in requests:
+            stream.bytes_in += message.ByteSize()
+            if not message.HasField("draft"):
+                return stream.fail(ProtocolError(f"a second {message.WhichOneof('body')} message came on one stream"))
+            if request.rule is None:
+                return stream.fail(ProtocolError(f"method {request.method.name} takes no drafts"))
+            self.verifier.scheduler.deliver(task, message.draft)
+        if request.rule is not None:
+            stream.fail(ProtocolError("the device closed the stream before the picture was complete"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where and how the service listens.
+
+    Args:
+        host, port: address; port 0 takes a free one.
+        idle_seconds: a device that is silent for so long loses its slot.
+        drain_seconds: how long pictures in progress may go on after a stop was asked for.
+
+    Raises:
+        SettingsError: a value is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    idle_seconds: float = 60.0
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port: 0 to 65535 is needed, not {self.port}")
+        for name in ("idle_seconds", "drain_seconds"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name}: a number above 0 is needed, not {getattr(self, name)}")
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Server:
+    """A gRPC server with the verifier's service, health and reflection.
+
+    Args:
+        verifier: runs the generations.
+        settings: where and how to listen.
+    """
+
+    def __init__(self, verifier: Verifier, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.service = VerifierService(verifier, settings.idle_seconds)
+        self._health = health.aio.HealthServicer()
+        self._names = (pb.DESCRIPTOR.services_by_name["Verifier"].full_name, "")
+        self._server = grpc.aio.server(
+            options=[
+                # Two verifiers on one port would share its calls at random.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                # Devices ping every 10 s (device/link.py); fewer would be answered with GOAWAY.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                ("grpc.keepalive_time_ms", 20000),
+                ("grpc.keepalive_timeout_ms", 10000),
+            ]
+        )
+
+    async def start(self) -> int:
+        """Begins to listen and returns the port.
+
+        Raises:
+            LinkError: the port is in use, or the address cannot be had.
+        """
+        ciar_pb2_grpc.add_VerifierServicer_to_server(self.service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*self._names[:1], health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            port = self._server.add_insecure_port(self.settings.address)
+        except RuntimeError as error:
+            raise LinkError(
+                f"cannot listen on {self.settings.address}: the port is in use or the address is not this host's"
+            ) from error
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        return int(port)
+
+    async def stop(self) -> None:
+        """Refuses new pictures, lets those in progress end within `drain_seconds`, and stops."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(self.settings.drain_seconds)
+
+    async def _set_health(self, status: Any) -> None:
+        for name in self._names:
+            await self._health.set(name, status)
+
+
+def _describe(name: str) -> pb.MethodDescription:
+    method = METHODS[name]
+    rules = [RULES[rule] for rule in method.rules]
+    return pb.MethodDescription(
+        name=method.name,
+        device_role=method.device_role,
+        cloud_role=method.cloud_role,
+        rules=[pb.RuleDescription(name=r.name, law=law(method, r), summary=r.summary) for r in rules],
+        law=law(method, rules[0] if rules else None),
+        summary=method.summary,
+    )
+
+
+async def _file_chunks(source: Path, path: str) -> AsyncIterator[pb.BundleChunk]:
+    offset = 0
+    with source.open("rb") as file:
+        while data := await asyncio.to_thread(file.read, _CHUNK):
+            yield pb.BundleChunk(file=pb.FileChunk(path=path, offset=offset, data=data))
+            offset += len(data)
+
+
+async def _abort(context: Any, error: CiarError) -> None:
+    """Ends the call with the status of an error; its kind travels beside, so that the device raises the same."""
+    context.set_trailing_metadata((("ciar-error", type(error).__name__),))
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    await context.abort(status, str(error))

@@ -1,0 +1,130 @@
+"""A verifier: a bundle's models, the engine and its scheduler, without the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnxruntime as ort
+import torch
+from tokenizers import Tokenizer
+
+from cloud.engine import Engine
+from cloud.methods import CLOUD_ROLES
+from cloud.models.loading import load_transformer
+from cloud.scheduler import Scheduler, Task
+from cloud.session import Request, Session
+from cloud.shadow_drafter import ShadowDrafter
+from protos import ciar_pb2 as pb
+from shared.bundle import Bundle
+from shared.errors import SettingsError
+from shared.graphs import CaptionEncoder, DrafterCache
+
+__all__ = ["Verifier", "VerifierSettings"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSettings:
+    """How a verifier computes.
+
+    Args:
+        device: `auto` (CUDA when present), `cpu` or `cuda`.
+        dtype: `auto` (float32 on a CPU, bfloat16 on CUDA), `float32`, `bfloat16` or `float16`.
+        threads: threads of the CPU's matrix products; 0 leaves torch's choice.
+        max_sessions: pictures at once; each takes a slot of the key-value cache.
+
+    Raises:
+        SettingsError: a value is not acceptable, or there is no such device.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    max_sessions: int = 8
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise SettingsError(f"device: one of auto, cpu, cuda is needed, not {self.device!r}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise SettingsError("device: cuda was asked for, but torch finds no CUDA device; use --device cpu or auto")
+        if self.dtype not in ("auto", *_DTYPES):
+            raise SettingsError(f"dtype: one of auto, {', '.join(_DTYPES)} is needed, not {self.dtype!r}")
+        if self.threads < 0:
+            raise SettingsError(f"threads: at least 0 is needed (0 leaves the choice to torch), not {self.threads}")
+        if not 1 <= self.max_sessions <= 1024:
+            raise SettingsError(f"max_sessions: 1 to 1024 is needed, not {self.max_sessions}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
+        return _DTYPES[self.dtype]
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Loads a bundle's cloud part and runs generations.
+
+    Args:
+        bundle: an opened bundle.
+        settings: how to compute.
+    """
+
+    bundle: Bundle
+    settings: VerifierSettings = field(default_factory=VerifierSettings)
+    scheduler: Scheduler = field(init=False)
+    captions: CaptionEncoder = field(init=False)
+    drafter: ort.InferenceSession = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        model = load_transformer(self.bundle.path("target.safetensors"))
+        engine = Engine(model, self.settings.max_sessions, self.settings.torch_device, self.settings.torch_dtype)
+        self.scheduler = Scheduler(engine)
+        self.captions = CaptionEncoder(
+            _graph(self.bundle, "text_encoder.onnx"),
+            Tokenizer.from_file(str(self.bundle.path("tokenizer.json"))),
+            self.bundle.manifest.prefix_rows,
+        )
+        self.drafter = _graph(self.bundle, "drafter.onnx")
+        self.scheduler.start()
+
+    def close(self) -> None:
+        """Ends the engine's thread."""
+        self.scheduler.stop()
+
+    def begin(
+        self,
+        request: Request,
+        emit: Callable[[pb.CloudMessage], None],
+        finished: Callable[[Session | None, BaseException | None], None],
+    ) -> Task:
+        """Begins a generation. `emit` and `finished` are called on the engine's thread; see `Task`."""
+        task = Task(lambda: self._session(request, emit), CLOUD_ROLES[request.method.cloud_role], finished)
+        self.scheduler.submit(task)
+        return task
+
+    def _session(self, request: Request, emit: Callable[[pb.CloudMessage], None]) -> Session:
+        shadow = None
+        if request.rule is not None and request.rule.needs_draft_probs:
+            manifest = self.bundle.manifest
+            cache = DrafterCache(self.drafter, manifest.prefix_rows, manifest.grid.size)
+            shadow = ShadowDrafter(cache, request.features, request.sampling)
+        return Session(self.scheduler.engine, request, emit, shadow)
+
+
+def _graph(bundle: Bundle, name: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    # The engine owns the cores; these graphs are small, and spinning pools would fight it.
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(str(bundle.path(name)), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,1 @@
+"""Trains, aligns, distils and exports the models of a bundle."""

@@ -1,0 +1,29 @@
+"""Batches of the token cache, as target and drafter take them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, default_collate
+
+__all__ = ["CaptionedTokens", "collate", "drop_captions", "first_items"]
+
+CaptionedTokens = tuple[Tensor, Tensor, Tensor]
+"""Caption features (batch, rows, width), caption lengths (batch,), tokens (batch, T)."""
+
+
+def collate(items: list[tuple[Tensor, Tensor, int]]) -> CaptionedTokens:
+    """Stacks items of a `TokenCache`."""
+    tokens, features, lengths = default_collate(items)
+    return features, lengths, tokens
+
+
+def drop_captions(lengths: Tensor, share: float) -> Tensor:
+    """Lengths (batch,) with a random share set to 0: the unconditional branch of guidance."""
+    return torch.where(torch.rand(lengths.shape, device=lengths.device) < share, 0, lengths)
+
+
+def first_items(cache: Dataset[tuple[Tensor, Tensor, int]], count: int) -> CaptionedTokens:
+    """The first items of a cache as one batch."""
+    part = Subset(cache, range(min(count, len(cache))))  # type: ignore[arg-type]
+    return collate([part[index] for index in range(len(part))])

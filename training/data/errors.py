@@ -1,0 +1,5 @@
+"""What goes wrong with training data: a source that cannot be had, a file that cannot be used."""
+
+
+class DataError(Exception):
+    """Training data is missing or unusable. The message says what, where, and what to do."""

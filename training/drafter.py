@@ -1,0 +1,191 @@
+"""Trains the drafter: distilled from the target's guided distribution, so that the device needs no second pass.
+
+The Inter-Head's radius learns to contain the target (the `calibrated` loss in its simplest form, methods.md 5.4).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cloud.models.drafter import Drafter, DrafterConfig, DrafterRows
+from cloud.models.loading import load_transformer, save_weights
+from cloud.models.transformer import Transformer, TransformerConfig
+from shared.intervals import log_odds
+from shared.sampling import guide
+from training.batches import step_batches
+from training.captioned_tokens import CaptionedTokens, collate, first_items
+from training.checkpoint import load_trained
+from training.data.tokens import TokenCache
+from training.loop import Hook, LoopSettings, TrainingLoop
+from training.optimizers import decoder_optimizers
+from training.tables import read_tables, settings_from
+
+__all__ = ["DrafterSettings", "containment_loss", "draft_quality", "run_drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSettings:
+    """A drafter training. Raises ValueError naming the field that cannot be.
+
+    Args:
+        model: shape of the drafter.
+        loop: length and pace; the result goes to `loop.folder / "final"`.
+        target: safetensors of the trained target, its JSON beside it.
+        tokens: token caches to learn on, each with the folder train; the first also has val.
+        guidance: scale of the guided distribution that is imitated.
+        radius_weight: weight of the containment loss.
+        lowest, highest: quantiles that the interval's ends learn.
+    """
+
+    model: DrafterConfig
+    loop: LoopSettings
+    target: Path = Path("work/target/final/target.safetensors")
+    tokens: Path = Path("work/tokens")
+    guidance: float = 3.0
+    radius_weight: float = 0.1
+    lowest: float = 0.05
+    highest: float = 0.95
+    muon_rate: float = 0.02
+    adam_rate: float = 3e-3
+    weight_decay: float = 0.0
+    validation_minutes: float = 5.0
+    validation_pictures: int = 128
+
+    def __post_init__(self) -> None:
+        if not self.guidance >= 1.0:
+            raise ValueError(f"guidance must be at least 1, got {self.guidance}")
+        if not 0.0 < self.lowest < 0.5 < self.highest < 1.0:
+            raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
+        for name in ("muon_rate", "adam_rate", "validation_minutes", "validation_pictures"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        for name in ("target", "tokens"):
+            object.__setattr__(self, name, Path(getattr(self, name)))
+
+    @classmethod
+    def load(cls, path: Path) -> DrafterSettings:
+        """Settings from a TOML file with the tables model, inter_head, loop and training."""
+        tables = read_tables(path, ("model", "inter_head", "loop", "training"))
+        transformer = settings_from(TransformerConfig, path, "model", tables.get("model", {}))
+        head = tables.get("inter_head", {})
+        return settings_from(
+            cls,
+            path,
+            "training",
+            tables.get("training", {}),
+            model=settings_from(DrafterConfig, path, "inter_head", head, transformer=transformer),
+            loop=settings_from(LoopSettings, path, "loop", tables.get("loop", {})),
+        )
+
+
+def containment_loss(centre: Tensor, radius: Tensor, target: Tensor, lowest: float, highest: float) -> Tensor:
+    """Pinball loss that makes [centre - radius, centre + radius] hold the target's log-odds; gradient to radius only.
+
+    Args:
+        centre: draft log-probabilities (..., V).
+        radius: (..., V) or (..., 1).
+        target: target log-probabilities (..., V).
+        lowest, highest: quantiles of the two ends.
+
+    Returns:
+        mean over rows of the mass-weighted loss, a scalar.
+    """
+    draft, truth = centre.detach(), target.detach()
+    weight = 0.5 * (draft.exp() + truth.exp())
+    error = log_odds(truth) - log_odds(draft)
+    below, above = error + radius, error - radius
+    pinball = torch.maximum(lowest * below, (lowest - 1.0) * below)
+    pinball = pinball + torch.maximum(highest * above, (highest - 1.0) * above)
+    return (weight * pinball).sum(-1).mean()
+
+
+def guided_log_probs(target: Transformer, batch: CaptionedTokens, guidance: float) -> Tensor:
+    """The target's guided log-probabilities (batch, T, V) under teacher forcing."""
+    features, lengths, tokens = batch
+    cond = target(features, lengths, tokens).logits.float()
+    uncond = target(features, torch.zeros_like(lengths), tokens).logits.float() if guidance != 1.0 else cond
+    return guide(cond, uncond, guidance).log_softmax(-1)
+
+
+def distillation_loss(rows: DrafterRows, target: Tensor, settings: DrafterSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """KL(target || draft) and the containment loss, with figures for the log."""
+    draft = rows.centre.float().log_softmax(-1)
+    divergence = (target.exp() * (target - draft)).sum(-1).mean()
+    contained = containment_loss(draft, rows.radius.float(), target, settings.lowest, settings.highest)
+    with torch.no_grad():
+        distance = 0.5 * (target.exp() - draft.exp()).abs().sum(-1).mean()
+    return divergence + settings.radius_weight * contained, {"kl": divergence, "pinball": contained, "tv": distance}
+
+
+def run_drafter(settings: DrafterSettings) -> bool:
+    """Trains into `loop.folder / "final"`; False when a signal stopped it before the end."""
+    folder = settings.loop.folder
+    torch.manual_seed(settings.loop.seed)
+    model = Drafter(settings.model)
+    target = load_transformer(settings.target).eval().requires_grad_(False)
+    validation = first_items(TokenCache(settings.tokens / "val"), settings.validation_pictures)
+
+    def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
+        target.to(batch[0].device)
+        with torch.no_grad():
+            truth = guided_log_probs(target, batch, settings.guidance)
+        loss, figures = distillation_loss(model(*batch), truth, settings)
+        return loss, dict(figures)
+
+    def validate(step: int) -> None:
+        quality = draft_quality(_trained(loop, settings.model), target, validation, settings)
+        with (folder / "validation.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **quality}) + "\n")
+        print(f"step {step}: {', '.join(f'{name} {value:.4f}' for name, value in quality.items())}", flush=True)
+
+    loop = TrainingLoop(
+        settings.loop,
+        model,
+        decoder_optimizers(model, settings.muon_rate, settings.adam_rate, settings.weight_decay),
+        step_batches(TokenCache(settings.tokens / "train"), collate),
+        step_loss,
+        hooks=[Hook(settings.validation_minutes, validate)],
+        compiled=[model, target],
+    )
+    if not loop.run().finished or not loop.accelerator.is_main_process:
+        return False
+    validate(settings.loop.steps)
+    final = folder / "final"
+    final.mkdir(exist_ok=True)
+    save_weights(_trained(loop, settings.model), final / "drafter.safetensors", settings.model.to_dict())
+    print(f"drafter written to {final}")
+    return True
+
+
+@torch.no_grad()
+def draft_quality(
+    drafter: Drafter, target: Transformer, batch: CaptionedTokens, settings: DrafterSettings, size: int = 16
+) -> dict[str, float]:
+    """How well the draft fits the guided target on real pictures: mean TV, top-1 agreement, mass inside the intervals."""
+    device = next(drafter.parameters()).device
+    sums = dict.fromkeys(("tv", "top1", "coverage", "radius"), 0.0)
+    for part in zip(*(items.split(size) for items in batch), strict=True):
+        moved = tuple(item.to(device) for item in part)
+        truth, rows = guided_log_probs(target, moved, settings.guidance), drafter(*moved)
+        draft = rows.centre.float().log_softmax(-1)
+        inside = (log_odds(truth) - log_odds(draft)).abs() <= rows.radius.float()
+        figures = {
+            "tv": 0.5 * (truth.exp() - draft.exp()).abs().sum(-1).mean(),
+            "top1": (truth.argmax(-1) == draft.argmax(-1)).float().mean(),
+            "coverage": (truth.exp() * inside).sum(-1).mean(),
+            "radius": rows.radius.float().mean(),
+        }
+        for name, value in figures.items():
+            sums[name] += float(value) * len(moved[2]) / len(batch[2])
+    return sums
+
+
+def _trained(loop: TrainingLoop, config: DrafterConfig) -> Drafter:
+    model = Drafter(config).to(loop.accelerator.device)
+    load_trained(model, loop.weights())
+    return model.eval()

@@ -1,0 +1,1 @@
+"""From trained weights to a bundle: ONNX graphs (optimum), quantisation, parity, assembly."""
