@@ -159,6 +159,7 @@ class Scheduler:
             return
         self._tasks.remove(task)
         task.need = None
-        assert task.work is not None and task.session is not None
+        assert task.work is not None
+        assert task.session is not None
         task.work.close()
         task.session.close()

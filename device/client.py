@@ -149,9 +149,11 @@ class DeviceClient:
             CiarError: any of `shared.errors`, each with a message for the user.
         """
         settings = settings or GenerateSettings()
-        begun = time.perf_counter()
         method = find_method(settings.method)
         models = self._ready_models(method)
+        models.open()
+        models.captions.check(prompt)
+        begun = time.perf_counter()
         manifest = models.bundle.manifest
         rule = find_rule(method, settings.rule)
         seed = fresh_seed() if settings.seed is None else settings.seed
@@ -169,7 +171,6 @@ class DeviceClient:
             settings.in_flight,
         )
         generation.on_progress = _Watcher(generation, on_progress, on_preview)
-        models.captions.check(prompt)
         DEVICE_ROLES[method.device_role](generation)
         with generation.clock("codec"):
             pixels = models.decoder.decode(np.array(generation.transcript.tokens).reshape(manifest.grid.shape))
@@ -189,8 +190,8 @@ class DeviceClient:
             self._models = DeviceModels(find_bundle(self._link, digest, self._cache), self._threads)
         if self._models.bundle.manifest.digest != digest:
             raise BundleError(
-                f"{self._models.bundle.folder}: this is bundle {self._models.bundle.manifest.digest:.12}, but the verifier "
-                f"at {self._link.address} runs {digest:.12}; leave the bundle out to fetch the verifier's"
+                f"{self._models.bundle.folder}: this is bundle {self._models.bundle.manifest.digest:.12}, but "
+                f"the verifier at {self._link.address} runs {digest:.12}; leave the bundle out to fetch the verifier's"
             )
         return self._models
 

@@ -38,7 +38,7 @@ class ImageDecoder:
 
 @dataclass
 class DeviceModels:
-    """The device's models, each opened when it is first needed.
+    """The device's models, each opened when it is first needed, or all by `open`.
 
     Args:
         bundle: an opened bundle.
@@ -47,6 +47,14 @@ class DeviceModels:
 
     bundle: Bundle
     threads: int = 1
+
+    def open(self) -> None:
+        """Opens every model now, so that no picture's time contains it.
+
+        Raises:
+            BundleError: a file is not what it should be.
+        """
+        _ = self.captions, self.decoder, self._drafter
 
     @cached_property
     def captions(self) -> CaptionEncoder:

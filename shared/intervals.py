@@ -1,7 +1,7 @@
-"""Probability intervals of the Inter-Head: log-odds shifted by the radius (InterFuse, CIAR 2603.25463; methods.md 5.2).
+"""Probability intervals of the Inter-Head: log-odds shifted by the radius (InterFuse, CIAR 2603.25463).
 
-The Interval SoftMax of Credal Deep Ensembles, p_low = e^(c-r) / (e^(c-r) + S - e^c) and its mirror image, equals a shift
-of the log-odds: low = sigmoid(logit(p) - r), high = sigmoid(logit(p) + r). So for any r >= 0, elementwise and without
+The Interval SoftMax of Credal Deep Ensembles, low = e^(c-r) / (e^(c-r) + S - e^c) and its mirror image, is a shift of
+the log-odds: low = sigmoid(logit(p) - r), high = sigmoid(logit(p) + r). So for any r >= 0, elementwise and without
 another sum over the vocabulary, 0 < low <= p <= high < 1 and sum(low) <= 1 <= sum(high).
 """
 

@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(
         prog="ciar-train",
-        description="Trains the models of a bundle, stage by stage. Run a stage again after an interruption and it goes "
-        "on from its last checkpoint. `accelerate launch -m training.cli STAGE ...` runs it on several devices.",
+        description="Trains the models of a bundle, stage by stage. A stage that was interrupted goes on from its last "
+        "checkpoint when it is run again. `accelerate launch -m training.cli STAGE ...` uses several devices.",
     )
     stages = result.add_subparsers(dest="stage", required=True, metavar="STAGE")
     for name, stage in STAGES.items():

@@ -166,7 +166,7 @@ def run_drafter(settings: DrafterSettings) -> bool:
 def draft_quality(
     drafter: Drafter, target: Transformer, batch: CaptionedTokens, settings: DrafterSettings, size: int = 16
 ) -> dict[str, float]:
-    """How well the draft fits the guided target on real pictures: mean TV, top-1 agreement, mass inside the intervals."""
+    """How well drafts fit the guided target on real pictures: mean TV, top-1 agreement, mass inside the intervals."""
     device = next(drafter.parameters()).device
     sums = dict.fromkeys(("tv", "top1", "coverage", "radius"), 0.0)
     for part in zip(*(items.split(size) for items in batch), strict=True):

@@ -189,6 +189,7 @@ class TrainingLoop:
                 bar.update()
                 self._log(step, figures, bar)
                 if time.monotonic() - saved >= 60.0 * self.settings.checkpoint_minutes:
+                    _check_finite(figures["loss"], step)  # a checkpoint of broken weights would be resumed for ever
                     self._save(step)
                     saved = time.monotonic()
                 self._run_hooks(step, due)
@@ -237,11 +238,8 @@ class TrainingLoop:
     def _log(self, step: int, figures: dict[str, float | Tensor], bar: tqdm[Any]) -> None:
         if not self.accelerator.is_main_process or (step % self.settings.log_every and step < self.settings.steps):
             return
+        _check_finite(figures["loss"], step)
         values = {name: float(value) for name, value in figures.items()}
-        if not np.isfinite(values["loss"]):
-            raise FloatingPointError(
-                f"the loss is {values['loss']} at step {step}: lower the learning rate, or use precision fp32"
-            )
         bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
         self.metrics.write(step, values)
 
@@ -262,6 +260,12 @@ class TrainingLoop:
             return flag.raised
         votes = self.accelerator.reduce(torch.tensor(int(flag.raised), device=self.accelerator.device), "sum")
         return bool(votes.item())  # all leave after the same step, whoever got the signal
+
+
+def _check_finite(loss: float | Tensor, step: int) -> None:
+    value = float(loss)
+    if not np.isfinite(value):
+        raise FloatingPointError(f"the loss is {value} at step {step}: lower the learning rate, or use precision fp32")
 
 
 class _SignalFlag:

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_KINDS: dict[str, tuple[type, ...]] = {  # what TOML gives for an annotation; a float may be written without its point
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "Path": (str,),
+    "tuple": (list,),
+}
 
 
 def read_tables(path: Path, known: tuple[str, ...]) -> dict[str, Any]:
@@ -27,13 +35,23 @@ def read_tables(path: Path, known: tuple[str, ...]) -> dict[str, Any]:
 def settings_from(cls: type[T], path: Path, owner: str, table: Any, **extra: Any) -> T:
     """`cls(**table, **extra)` for a dataclass; lists become tuples. Raises ValueError naming file, table and key."""
     if not isinstance(table, dict):
-        raise ValueError(f"{path}: {owner} must be a table, got {table!r}")
-    known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
-    for name in table:
-        if name not in known:
-            raise ValueError(f"{path}: [{owner}] has no setting {name!r}; known: {', '.join(known)}")
+        raise ValueError(f"{path}: {owner} must be a table, got {table!r}")  # noqa: TRY004
+    types = {item.name: str(item.type) for item in fields(cls) if item.name not in extra}  # type: ignore[arg-type]
+    for name, value in table.items():
+        if name not in types:
+            raise ValueError(f"{path}: [{owner}] has no setting {name!r}; known: {', '.join(types)}")
+        _check_type(f"{path}: [{owner}] {name}", types[name], value)
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     try:
         return cls(**values, **extra)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:  # TypeError: a setting without a default is missing
         raise ValueError(f"{path}: [{owner}] {error}") from error
+
+
+def _check_type(name: str, annotation: str, value: Any) -> None:
+    kind = annotation.split("[")[0].split(" ")[0].removeprefix("<class '").rstrip("'>")
+    wanted = _KINDS.get(kind.rsplit(".", 1)[-1])
+    if wanted is None:
+        raise ValueError(f"{name} cannot be set in a file")
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise ValueError(f"{name} must be of type {wanted[-1].__name__}, got {value!r}")

@@ -26,8 +26,8 @@ from transformers import BertModel
 from shared.bundle import file_digest
 from shared.graphs import CaptionEncoder
 from training.data.errors import DataError
-from training.export.graphs import export_module, open_graph
-from training.export.quantise import Precision, quantise
+from training.graphs import export_module, open_graph
+from training.quantise import Precision, quantise
 
 __all__ = ["GRAPH", "TOKENIZER", "TextEncoderReport", "TextEncoderSettings", "export_text_encoder", "write_encoder"]
 

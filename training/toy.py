@@ -23,7 +23,7 @@ from cloud.models.transformer import Transformer, TransformerConfig
 from shared.bundle import Bundle
 from shared.sampling import SamplingSettings
 from training.export.bundle import BundleModels, BundleSettings, write_bundle
-from training.export.quantise import Precision
+from training.quantise import Precision
 from training.text_encoder import write_encoder
 
 __all__ = ["toy_drafter", "toy_target", "toy_text_encoder", "toy_tokenizer", "write_toy_bundle"]
@@ -31,7 +31,7 @@ __all__ = ["toy_drafter", "toy_target", "toy_text_encoder", "toy_tokenizer", "wr
 FACTOR = 8
 CAPTION_DIM = 16
 PREFIX_ROWS = 12
-DRAFTER_NOISE = 0.55
+DRAFTER_NOISE = 0.3
 
 _WORDS = "a an the one two three red green blue yellow apple cat dog car star tree house on of and in beside above sky"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

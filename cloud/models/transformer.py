@@ -258,7 +258,7 @@ class Rows:
 
 
 class Transformer(nn.Module):
-    """Decoder over caption rows and visual tokens (LlamaGen, arXiv 2406.06525; see `checkpoints` for other families)."""
+    """Decoder over caption rows and visual tokens (LlamaGen, arXiv 2406.06525)."""
 
     table: Tensor
 

@@ -174,6 +174,8 @@ def test_the_shipped_settings_load() -> None:
         ("[codec]\nsize = 64", r"\[training\] data.size 128 and codec.size 64 must be equal"),
         ("[training]\nlearning_rate = 0.0", r"\[training\] learning_rate must be above zero"),
         ("[training]\ndecoder_only = true", r"decoder_only needs loop.init_from"),
+        ("[training]\nreport_images = 2.5", r"\[training\] report_images must be of type int, got 2.5"),
+        ("[loss]\nmse = true", r"\[loss\] mse must be of type float, got True"),
         ("[loops]\nsteps = 3", "unknown table or setting 'loops'"),
     ],
 )

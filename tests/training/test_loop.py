@@ -287,10 +287,14 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_before_it_is_saved(tmp_path: Path) -> None:
-    loop = _loop(_settings(tmp_path), loss=lambda model, batch, step: (model(batch).mean() * float("nan"), {}))
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
-        loop.run()
-    assert loop.checkpoints.newest() is None
+    def broken(model: nn.Module, batch: Tensor, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
+        return model(batch).mean() * float("nan"), {}
+
+    for name, changes in {"at a log line": {}, "at a save": {"log_every": 99, "checkpoint_minutes": 1e-9}}.items():
+        loop = _loop(_settings(tmp_path / name, **changes), loss=broken)
+        with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+            loop.run()
+        assert loop.checkpoints.newest() is None
 
 
 def test_a_log_line_cut_short_by_a_kill_is_dropped_on_resume(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from shared.sampling import SamplingSettings
 from training import text_encoder
 from training.export import image_codec
 from training.export.drafter import export_drafter
-from training.export.graphs import open_graph
-from training.export.quantise import Precision, quantise
+from training.graphs import open_graph
+from training.quantise import Precision, quantise
 
 __all__ = ["DRAFTER", "PARTS", "BundleModels", "BundleSettings", "write_bundle"]
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from cloud.models.drafter import Drafter
 from cloud.models.transformer import TransformerConfig
-from training.export.graphs import DummyInputs, GraphConfig, export_module
+from training.export.fused import specs
+from training.graphs import DummyInputs, GraphConfig, export_module
 
 __all__ = ["DrafterStep", "export_drafter"]
 
@@ -20,33 +21,62 @@ _DUMMY_PAST, _DUMMY_TOKENS = 5, 3
 class CachedAttention:
     """Attends to the past rows of a layer and, causally, to the new ones; collects the new rows as `present`.
 
+    Past and new rows are multiplied apart and only the scores are joined: to join the rows would copy the cache.
+
     Args:
-        past: rows (batch, past, 2*kv_heads*head_dim) of each layer.
+        past: rows (past, 2*kv_heads*head_dim) of each layer.
         new_rows: how many rows are fed.
     """
 
     def __init__(self, past: Sequence[Tensor], new_rows: int) -> None:
         self._past = past
-        past_rows = past[0].shape[1]
-        ahead = torch.arange(past_rows + new_rows) > (past_rows + torch.arange(new_rows)).unsqueeze(1)
-        self._mask = torch.zeros(()).masked_fill(ahead, -torch.inf)
+        rows = torch.arange(new_rows)
+        self._mask = torch.zeros(()).masked_fill(rows > rows.unsqueeze(1), -torch.inf)
         self.present: list[Tensor] = []
 
     def __call__(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        new = keys_values.flatten(-3)
-        self.present.append(new)
-        shape = keys_values.shape[-3:]
-        keys, values = torch.cat([self._past[layer], new], dim=1).unflatten(-1, shape).unbind(-3)
-        group = queries.shape[-2] // keys.shape[-2]
-        # (batch, kv_heads, group, rows, head_dim): the query heads of a group share the keys without copying them.
-        q = queries.unflatten(-2, (keys.shape[-2], group)).permute(0, 2, 3, 1, 4)
-        k, v = keys.permute(0, 2, 3, 1).unsqueeze(2), values.permute(0, 2, 1, 3).unsqueeze(2)
-        scores = (q * queries.shape[-1] ** -0.5) @ k + self._mask
-        return (scores.softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(-3)
+        """queries (m, heads, head_dim), keys_values (m, 2, kv_heads, head_dim); returns (m, heads*head_dim)."""
+        self.present.append(keys_values.flatten(-3))
+        kv_heads, head_dim = (int(size) for size in keys_values.shape[-2:])
+        group = int(queries.shape[-2]) // kv_heads
+        old_keys, old_values = _heads_first(_split(self._past[layer], kv_heads, head_dim))
+        keys, values = _heads_first(keys_values.unbind(-3))
+        # (kv_heads, group * m, head_dim): the query heads of a group share keys without copying them.
+        q = _group(queries, kv_heads, group) * head_dim**-0.5
+        mask = self._mask if group == 1 else self._mask.repeat(group, 1)
+        scores = torch.cat([q @ old_keys.transpose(1, 2), q @ keys.transpose(1, 2) + mask], dim=-1).softmax(-1)
+        past_rows = self._past[layer].shape[0]
+        mixed = scores[..., :past_rows] @ old_values + scores[..., past_rows:] @ values
+        return _ungroup(mixed, group)
+
+
+def _split(rows: Tensor, kv_heads: int, head_dim: int) -> Sequence[Tensor]:
+    """Keys and values (past, kv_heads, head_dim) of cached rows."""
+    return rows.unflatten(-1, (2, kv_heads, head_dim)).unbind(-3)
+
+
+def _heads_first(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [tensor.transpose(0, 1) for tensor in tensors]
+
+
+def _group(queries: Tensor, kv_heads: int, group: int) -> Tensor:
+    """(m, heads, head_dim) to (kv_heads, group * m, head_dim)."""
+    if group == 1:
+        return queries.transpose(0, 1)
+    return queries.unflatten(-2, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
+
+
+def _ungroup(mixed: Tensor, group: int) -> Tensor:
+    """(kv_heads, group * m, head_dim) to (m, heads * head_dim)."""
+    if group == 1:
+        return mixed.transpose(0, 1).flatten(-2)
+    return mixed.unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(-3)
 
 
 class DrafterStep(nn.Module):
     """One call of the exported drafter: caption rows if there are any, then tokens, behind the past rows.
+
+    A call serves one picture, as the device does: without a batch axis inside, the cache is read where it lies.
 
     Args:
         drafter: trained drafter.
@@ -56,29 +86,28 @@ class DrafterStep(nn.Module):
         super().__init__()
         self.drafter = drafter
 
-    def forward(
-        self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor]
-    ) -> tuple[Tensor, ...]:
+    def forward(self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
         """Rows of p caption rows and n tokens that follow the past rows.
 
         Args:
-            caption: features (batch, p, caption_dim); p is `prefix_rows` to begin a picture, else 0.
-            caption_length: caption lengths (batch,); features past them are ignored.
-            tokens: visual tokens (batch, n).
-            past: cache (batch, past, 2*kv_heads*head_dim) of each layer.
+            caption: features (1, p, caption_dim); p is `prefix_rows` to begin a picture, else 0.
+            caption_length: caption length (1,); features past it are ignored.
+            tokens: visual tokens (1, n).
+            past: cache (1, past, 2*kv_heads*head_dim) of each layer.
 
         Returns:
-            centre (batch, p+n, V), radius (batch, p+n, V or 1), hidden (batch, p+n, dim), and for each layer the new
-            rows of the cache (batch, p+n, 2*kv_heads*head_dim).
+            centre (1, p+n, V), radius (1, p+n, V or 1), hidden (1, p+n, dim), and for each layer the new rows of the
+            cache (1, p+n, 2*kv_heads*head_dim).
         """
         model = self.drafter.transformer
+        cache = [rows[0] for rows in past]
         prefix_rows, new_rows = caption.shape[1], caption.shape[1] + tokens.shape[1]
-        indices = past[0].shape[1] + torch.arange(new_rows)
-        prefix = model.prefix(caption, caption_length)
-        x = torch.cat([prefix, model.embed(tokens, indices[prefix_rows:])], dim=1)
-        attention = CachedAttention(past, new_rows)
+        indices = cache[0].shape[0] + torch.arange(new_rows)
+        prefix = model.prefix(caption[0], caption_length[0])
+        x = torch.cat([prefix, model.embed(tokens[0], indices[prefix_rows:])])
+        attention = CachedAttention(cache, new_rows)
         rows = self.drafter.rows(model.run(x, indices, attention))
-        return rows.centre, rows.radius, rows.hidden, *attention.present
+        return tuple(value.unsqueeze(0) for value in (rows.centre, rows.radius, rows.hidden, *attention.present))
 
 
 def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> None:
@@ -88,14 +117,12 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
         ValueError: an output of the graph differs from torch's by more than `tolerance`.
     """
     config = drafter.config.transformer
-    rows = {0: "batch", 1: "rows"}
-    inputs = {"caption": {0: "batch", 1: "caption_rows"}, "caption_length": {0: "batch"}}
-    inputs |= {"tokens": {0: "batch", 1: "token_rows"}}
-    inputs |= {f"past_{layer}": {0: "batch", 1: "past_rows"} for layer in range(config.layers)}
-    outputs = dict.fromkeys(("centre", "radius", "hidden"), rows)
-    outputs |= {f"present_{layer}": rows for layer in range(config.layers)}
+    inputs = {"caption": {1: "caption_rows"}, "caption_length": {}, "tokens": {1: "token_rows"}}
+    inputs |= {f"past_{layer}": {1: "past_rows"} for layer in range(config.layers)}
+    outputs = {name: {1: "rows"} for name in ("centre", "radius", "hidden")}
+    outputs |= {f"present_{layer}": {1: "rows"} for layer in range(config.layers)}
     step = DrafterStep(drafter.float().cpu().eval())
-    export_module(step, GraphConfig(inputs, outputs, lambda: _dummy(config)), path, tolerance)
+    export_module(step, GraphConfig(inputs, outputs, lambda: _dummy(config), specs()), path, tolerance)
 
 
 def _dummy(config: TransformerConfig) -> DummyInputs:
@@ -105,8 +132,8 @@ def _dummy(config: TransformerConfig) -> DummyInputs:
     tokens = min(_DUMMY_TOKENS, config.rows * config.cols - 1)
     past = min(_DUMMY_PAST, config.rows * config.cols - tokens)
     return {
-        "caption": torch.randn(2, config.prefix_rows, config.caption_dim, generator=generator),
-        "caption_length": torch.tensor([max(1, config.prefix_rows - 1), 1]),
-        "tokens": torch.randint(config.vocabulary, (2, tokens), generator=generator),
-        "past": [torch.randn(2, past, width, generator=generator) for _ in range(config.layers)],
+        "caption": torch.randn(1, config.prefix_rows, config.caption_dim, generator=generator),
+        "caption_length": torch.tensor([max(1, config.prefix_rows - 1)]),
+        "tokens": torch.randint(config.vocabulary, (1, tokens), generator=generator),
+        "past": [torch.randn(1, past, width, generator=generator) for _ in range(config.layers)],
     }

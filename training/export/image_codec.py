@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cloud.models.image_codec import ImageCodec
-from training.export.graphs import GraphConfig, export_module
+from training.graphs import GraphConfig, export_module
 
 __all__ = ["DECODER", "ENCODER", "export_image_codec"]
 

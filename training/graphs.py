@@ -11,13 +11,14 @@ from typing import Any
 import onnxruntime
 import torch
 from optimum.exporters.onnx import OnnxConfig, export, validate_model_outputs
+from optimum.exporters.onnx.model_patcher import PatchingSpec
 from optimum.utils import NormalizedConfig
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 __all__ = ["OPSET", "GraphConfig", "export_module", "open_graph"]
 
-OPSET = 17  # the first with LayerNormalization; older runtimes read it
+OPSET = 20  # the first with Gelu; onnxruntime 1.17 reads it
 
 Axes = dict[int, str]
 DummyInputs = dict[str, Tensor | list[Tensor]]
@@ -32,13 +33,21 @@ class GraphConfig(OnnxConfig):
         inputs: dynamic axes of each argument of `forward`; the list inputs under their numbered names.
         outputs: dynamic axes of each value `forward` returns, in order.
         dummy: makes inputs to trace and to validate with.
+        patches: functions to swap while the module is traced, see optimum's `PatchingSpec`.
     """
 
     NORMALIZED_CONFIG_CLASS = NormalizedConfig
 
-    def __init__(self, inputs: dict[str, Axes], outputs: dict[str, Axes], dummy: Callable[[], DummyInputs]) -> None:
+    def __init__(
+        self,
+        inputs: dict[str, Axes],
+        outputs: dict[str, Axes],
+        dummy: Callable[[], DummyInputs],
+        patches: Sequence[PatchingSpec] = (),
+    ) -> None:
         super().__init__(PretrainedConfig())
         self._inputs, self._outputs, self._dummy = inputs, outputs, dummy
+        self.PATCHING_SPECS = list(patches)
 
     @property
     def inputs(self) -> dict[str, Axes]:
@@ -96,6 +105,6 @@ def open_graph(path: Path, threads: int = 1) -> onnxruntime.InferenceSession:
 def _quiet() -> Iterator[None]:
     """Mutes the tracer's warnings about shapes that are constant on purpose, and of its own deprecation."""
     with warnings.catch_warnings():
-        for category in (torch.jit.TracerWarning, UserWarning, DeprecationWarning, FutureWarning):
+        for category in (torch.jit._trace.TracerWarning, UserWarning, DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
         yield

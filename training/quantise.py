@@ -87,31 +87,45 @@ def _quantise_matrices(model: ModelProto, precision: Precision) -> None:
     """Rewrites each product with a constant matrix as com.microsoft.MatMulNBits of 8 bits."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "MatMul" and node.input[1] in constants and len(constants[node.input[1]].dims) == 2:
-            name = node.input[1]
-            codes, scales = _blocks(numpy_helper.to_array(constants[name]), precision.block)
-            _add(model, {f"{name}_codes": codes, f"{name}_scales": scales.reshape(-1)})
-            _become_nbits(node, name, constants[name].dims, precision)
+        matrix = constants.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+        if matrix is None or len(matrix.dims) != 2:
+            continue
+        weights = numpy_helper.to_array(matrix)
+        weights = weights if _is_linear(node) else weights.T
+        codes, scales = _blocks(weights, precision.block)
+        _add(model, {f"{matrix.name}_codes": codes, f"{matrix.name}_scales": scales.reshape(-1)})
+        _become_nbits(node, matrix.name, weights.shape, precision)
     _drop_unused(model)
     if all(opset.domain != "com.microsoft" for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
-def _blocks(matrix: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes (N, blocks, block) around 128 and scales (N, blocks) of a matrix (K, N)."""
-    inner, columns = matrix.shape
-    padded = np.pad(matrix.T, ((0, 0), (0, -inner % block))).reshape(columns, -1, block)
+def _is_linear(node: NodeProto) -> bool:
+    """Whether a node multiplies with a matrix (N, K), as the tracer writes a linear layer with a bias."""
+    fields = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if node.op_type == "MatMul":
+        return False
+    if fields.get("transA", 0) or fields.get("alpha", 1.0) != 1.0 or fields.get("beta", 1.0) != 1.0:
+        raise ValueError(f"{node.name}: only plain linear layers can be stored in 8 bits, not {fields}")
+    return bool(fields.get("transB", 0))
+
+
+def _blocks(weights: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes (N, blocks, block) around 128 and scales (N, blocks) of weights (N, K)."""
+    outputs, inputs = weights.shape
+    padded = np.pad(weights, ((0, 0), (0, -inputs % block))).reshape(outputs, -1, block)
     scales = np.abs(padded).max(axis=-1) / 127.0
     scales[scales == 0.0] = 1.0
     codes = np.rint(padded / scales[..., None]) + 128.0
     return codes.astype(np.uint8), scales.astype(np.float32)
 
 
-def _become_nbits(node: NodeProto, name: str, shape: Any, precision: Precision) -> None:
+def _become_nbits(node: NodeProto, name: str, shape: tuple[int, ...], precision: Precision) -> None:
+    bias = node.input[2:]
     node.op_type, node.domain = "MatMulNBits", "com.microsoft"
-    del node.input[1:]
-    node.input.extend([f"{name}_codes", f"{name}_scales"])
-    fields = {"K": shape[0], "N": shape[1], "bits": 8, "block_size": precision.block}
+    del node.input[1:], node.attribute[:]
+    node.input.extend([f"{name}_codes", f"{name}_scales"] + (["", "", *bias] if bias else []))
+    fields = {"K": shape[1], "N": shape[0], "bits": 8, "block_size": precision.block}
     fields["accuracy_level"] = precision.accuracy_level
     node.attribute.extend(helper.make_attribute(key, value) for key, value in fields.items())
 

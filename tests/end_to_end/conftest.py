@@ -1,0 +1,85 @@
+"""Toy bundles, verifier processes, devices and links for the end-to-end tests."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.bundle import Bundle
+from tests.end_to_end.programs import Client, Verifier
+from tests.end_to_end.relay import Relay, relaying
+from training.toy import write_toy_bundle
+
+StartVerifier = Callable[..., Verifier]
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose pictures are large enough to have a middle."""
+    return write_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", vocabulary=8, rows=8, cols=8)
+
+
+@pytest.fixture(scope="session")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Another bundle: the same target and codebook, but a drafter that knows nothing of the target."""
+    return write_toy_bundle(
+        tmp_path_factory.mktemp("noisy") / "bundle", vocabulary=8, rows=8, cols=8, drafter_noise=1.0
+    )
+
+
+@pytest.fixture(scope="session")
+def verifier(toy: Bundle) -> Iterator[Verifier]:
+    """The verifier most tests share."""
+    process = Verifier(toy.folder, "--max-sessions", "16", "--idle-timeout", "20")
+    try:
+        yield process.ready()
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def noisy_verifier(noisy: Bundle) -> Iterator[Verifier]:
+    """A verifier with the other bundle."""
+    process = Verifier(noisy.folder)
+    try:
+        yield process.ready()
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def start_verifier(toy: Bundle) -> Iterator[StartVerifier]:
+    """Starts verifiers with a test's own flags; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, bundle: Path = toy.folder, port: int = 0) -> Verifier:
+            process = Verifier(bundle, *flags, port=port)
+            stack.callback(process.close)
+            return process.ready()
+
+        yield start
+
+
+@pytest.fixture
+def client(tmp_path: Path, toy: Bundle, verifier: Verifier) -> Client:
+    """A device with the bundle at hand and the shared verifier."""
+    return Client(tmp_path, ["--bundle", str(toy.folder), "--server", verifier.address])
+
+
+@pytest.fixture
+def relay(verifier: Verifier) -> Iterator[Relay]:
+    """A link to the shared verifier."""
+    with relaying(verifier.port) as link:
+        yield link
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port

@@ -1,0 +1,192 @@
+"""Lossless rules give exactly the target's law, over real gRPC; and the test sees it when they do not.
+
+The target is tiny, so its joint law over whole pictures is enumerated. A G-test compares it with the frequencies of
+many generated pictures. Seeds are fixed, so a test passes or fails the same way each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from cloud import acceptance
+from cloud.acceptance import Judgement, block_acceptance, inverse_sample, residual
+from cloud.methods import verifier as verifying
+from cloud.models.loading import load_transformer
+from cloud.session import Session
+from cloud.shadow_drafter import ShadowDrafter
+from device.generation import Generation
+from device.graphs import DeviceModels
+from device.link import Link
+from device.report import Report
+from device.roles import DEVICE_ROLES
+from shared import noise
+from shared.bundle import Bundle
+from shared.methods import find_method, find_rule
+from shared.noise import Purpose
+from shared.sampling import SamplingSettings, guide, probabilities, warp
+from tests.end_to_end.serving import serving
+from training.toy import write_toy_bundle
+
+PROMPT = "a red apple"
+SAMPLING = SamplingSettings(temperature=0.8, top_k=3, guidance=1.5)
+DRAFT_LENGTH = 3
+PICTURES = 1200
+PICTURES_WITH_BUG = 600
+# Of a right rule, one in ten thousand sets of seeds would fail; the planted bugs are far below.
+LEVEL = 1e-4
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder: Path = tmp_path_factory.mktemp("toy") / "bundle"
+    return write_toy_bundle(folder, vocabulary=4, rows=2, cols=2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def law(bundle: Bundle) -> dict[tuple[int, ...], float]:
+    """Probability of every picture under the warped, guided target."""
+    target = load_transformer(bundle.path("target.safetensors")).eval()
+    manifest = bundle.manifest
+    pictures = list(itertools.product(range(manifest.vocabulary), repeat=manifest.grid.size))
+    features = torch.from_numpy(DeviceModels(bundle).captions.encode(PROMPT))
+    padded = torch.zeros(len(pictures), manifest.prefix_rows, features.shape[1])
+    padded[:, : len(features)] = features
+    tokens = torch.tensor(pictures)
+    with torch.no_grad():
+        cond = target(padded, torch.full((len(pictures),), len(features)), tokens).logits
+        uncond = target(padded, torch.zeros(len(pictures), dtype=torch.long), tokens).logits
+    rows = warp(guide(cond, uncond, SAMPLING.guidance), SAMPLING).double()
+    joint = rows.gather(-1, tokens.unsqueeze(-1)).sum((1, 2)).exp()
+    assert joint.sum() == pytest.approx(1.0, abs=1e-5)
+    return dict(zip(pictures, joint.tolist(), strict=True))
+
+
+def generate(bundle: Bundle, rule: str, count: int, in_flight: int = 1) -> Counter[tuple[int, ...]]:
+    """Draws pictures with seeds 0..count-1 by `sd` with a rule, over gRPC, eight at a time."""
+    method = find_method("sd")
+    found = find_rule(method, rule)
+    local = threading.local()
+
+    with serving(bundle) as address:
+
+        def draw(seed: int) -> tuple[int, ...]:
+            if not hasattr(local, "models"):
+                local.models, local.link = DeviceModels(bundle), Link(address)
+            report = Report("sd", rule, "lossless", seed, PROMPT)
+            generation = Generation(
+                local.models, method, found, PROMPT, seed, SAMPLING, report, local.link, DRAFT_LENGTH, in_flight
+            )
+            DEVICE_ROLES["drafter"](generation)
+            return tuple(generation.transcript.tokens)
+
+        with ThreadPoolExecutor(8) as pool:
+            return Counter(pool.map(draw, range(count)))
+
+
+def fit(drawn: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """p-value of the G-test of drawn pictures against the law; rare pictures are pooled."""
+    total = drawn.total()
+    expected = np.array([law[picture] * total for picture in law])
+    observed = np.array([drawn[picture] for picture in law], float)
+    if observed[expected < 1e-6 * total].any():
+        return 0.0
+    order = np.argsort(expected)
+    expected, observed = expected[order], observed[order]
+    rare = max(1, int(np.searchsorted(np.cumsum(expected), 10.0)) + 1)
+    expected = np.append(expected[rare:], expected[:rare].sum())
+    observed = np.append(observed[rare:], observed[:rare].sum())
+    expected *= observed.sum() / expected.sum()
+    return float(stats.power_divergence(observed, expected, lambda_="log-likelihood").pvalue)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("rule", ["gumbel", "mrs", "block"])
+def test_rule_gives_the_targets_joint_law(
+    bundle: Bundle, law: dict[tuple[int, ...], float], rule: str, in_flight: int
+) -> None:
+    assert fit(generate(bundle, rule, PICTURES, in_flight), law) > LEVEL
+
+
+# -- planted bugs ---------------------------------------------------------------------------------------------------
+
+
+def softmax_residual(draft_probs: torch.Tensor, target_probs: torch.Tensor, weight: object = 1.0) -> torch.Tensor:
+    return torch.softmax(target_probs - draft_probs, -1)
+
+
+def first_failure_block(
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    tokens: Sequence[int],
+    accept: Sequence[float],
+    resample: Sequence[float],
+    bonus: bool,
+) -> Judgement:
+    a, thresholds = block_acceptance(draft_probs, target_probs, tokens)
+    accepted = 0
+    while accepted < len(tokens) and accept[accepted] < thresholds[accepted]:
+        accepted += 1
+    if accepted == len(tokens):
+        return Judgement(accepted, inverse_sample(target_probs[accepted], resample[accepted]) if bonus else None)
+    left = residual(draft_probs[accepted].double(), target_probs[accepted].double(), a[accepted])
+    return Judgement(accepted, inverse_sample(left, resample[accepted]))
+
+
+def unwarped_draft(self: ShadowDrafter, committed: Sequence[int], draft: Sequence[int]) -> np.ndarray:
+    self._sampling = SamplingSettings()
+    return RIGHT_SHADOW(self, committed, draft)
+
+
+def unwarped_target(self: Session, rows: object) -> torch.Tensor:
+    logits = rows.logits  # type: ignore[attr-defined]
+    return warp(guide(logits[0], logits[1], SAMPLING.guidance), SamplingSettings())
+
+
+def greedy_draft(self: Generation, position: int, logits: np.ndarray) -> int:
+    return int(np.argmax(logits))
+
+
+def same_draft_each_round(self: Generation, position: int, logits: np.ndarray) -> int:
+    probs = np.asarray(probabilities(warp(logits, self.sampling.unguided())))
+    uniform = noise.uniform(self.seed, Purpose.DRAFT, [position], 1)[0, 0]
+    return int(np.searchsorted(np.cumsum(probs), uniform * probs.sum(), side="right"))
+
+
+def same_uniforms_each_round(self: Session, purpose: Purpose, start: int, count: int) -> list[float]:
+    return noise.uniform(self.request.seed, purpose, range(start, start + count), 1)[:, 0].tolist()
+
+
+RIGHT_SHADOW: Callable[..., np.ndarray] = ShadowDrafter.probs
+BUGS = {
+    "residual by softmax, mrs": ("mrs", [(acceptance, "residual", softmax_residual)]),
+    "residual by softmax, block": ("block", [(acceptance, "residual", softmax_residual)]),
+    "stop at the first failure": ("block", [(verifying, "judge_block", first_failure_block)]),
+    "draft rows not warped": ("mrs", [(ShadowDrafter, "probs", unwarped_draft)]),
+    "target rows not warped": ("gumbel", [(Session, "_warped", unwarped_target)]),
+    "greedy draft, soft ratio, mrs": ("mrs", [(Generation, "draw", greedy_draft)]),
+    "greedy draft, soft ratio, block": ("block", [(Generation, "draw", greedy_draft)]),
+    "noise keyed without the round": (
+        "block",
+        [(Generation, "draw", same_draft_each_round), (Session, "uniforms", same_uniforms_each_round)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_seen(
+    bundle: Bundle, law: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    rule, patches = BUGS[name]
+    for owner, attribute, wrong in patches:
+        monkeypatch.setattr(owner, attribute, wrong)
+    assert fit(generate(bundle, rule, PICTURES_WITH_BUG), law) < LEVEL
