@@ -145,6 +145,11 @@ class CausalAttention:
         return (scores.softmax(-1) @ v).transpose(-3, -2).flatten(-2)
 
 
+def _lean() -> bool:
+    """Whether to take the paths of fewest operations: in the engine, but not where a compiler fuses them anyway."""
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, statistics in float32."""
 
@@ -154,7 +159,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_inference_mode_enabled():
+        if _lean():
             return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
@@ -199,7 +204,7 @@ def rotary_table(config: TransformerConfig) -> Tensor:
 def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
     """Turns the pairs of each head. x (..., heads, head_dim), table (..., head_dim/2, 2); computed in float32."""
     wide = x.float()
-    if layout == "interleaved" and torch.is_inference_mode_enabled():
+    if layout == "interleaved" and _lean():
         # One complex product instead of eight small operations: in a decoding step those cost more than the matrices.
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.view_as_complex(table).unsqueeze(-2)
         return torch.view_as_real(pairs).flatten(-2).to(x.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +11,16 @@ from torch import Tensor
 
 from cloud.engine import Engine
 from cloud.models.transformer import Transformer, TransformerConfig
+from cloud.session import Request
 from shared.bundle import Bundle
+from shared.methods import find_method, find_rule
+from shared.sampling import SamplingSettings
+from shared.transcript import Provenance, Transcript
 
 PREFIX_ROWS, CAPTION_DIM, VOCABULARY = 4, 6, 7
 
 MakeModel = Callable[..., Transformer]
+MakeRequest = Callable[..., Request]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,3 +76,17 @@ def engine(model: Transformer) -> Engine:
 def features() -> Tensor:
     """A caption of three rows."""
     return torch.randn(3, CAPTION_DIM, generator=torch.Generator().manual_seed(100))
+
+
+@pytest.fixture
+def make_request(model: Transformer, features: Tensor) -> MakeRequest:
+    """Makes what a device may ask of an engine that runs `model`."""
+
+    def make(method: str = "sd", rule: str = "", tokens: Sequence[int] = (), **fields: Any) -> Request:
+        found = find_method(method)
+        transcript = Transcript(model.config.grid, VOCABULARY)
+        transcript.extend(tokens, Provenance.SAMPLED)
+        defaults = {"sampling": SamplingSettings(temperature=0.8, top_k=5, guidance=2.0), "seed": 11}
+        return Request("picture", features.numpy(), transcript, found, find_rule(found, rule), **defaults | fields)
+
+    return make

@@ -24,7 +24,7 @@ class CachedAttention:
     Past and new rows are multiplied apart and only the scores are joined: to join the rows would copy the cache.
 
     Args:
-        past: rows (past, 2*kv_heads*head_dim) of each layer.
+        past: keys and values of the layers in turn, each (past, kv_heads*head_dim).
         new_rows: how many rows are fed.
     """
 
@@ -36,27 +36,19 @@ class CachedAttention:
 
     def __call__(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """queries (m, heads, head_dim), keys_values (m, 2, kv_heads, head_dim); returns (m, heads*head_dim)."""
-        self.present.append(keys_values.flatten(-3))
-        kv_heads, head_dim = (int(size) for size in keys_values.shape[-2:])
+        keys, values = keys_values[:, 0], keys_values[:, 1]
+        self.present += [keys.flatten(-2), values.flatten(-2)]
+        kv_heads, head_dim = (int(size) for size in keys.shape[-2:])
+        past = [rows.unflatten(-1, (kv_heads, head_dim)) for rows in self._past[2 * layer : 2 * layer + 2]]
+        old_keys, old_values, keys, values = (x.transpose(0, 1) for x in (*past, keys, values))
         group = int(queries.shape[-2]) // kv_heads
-        old_keys, old_values = _heads_first(_split(self._past[layer], kv_heads, head_dim))
-        keys, values = _heads_first(keys_values.unbind(-3))
         # (kv_heads, group * m, head_dim): the query heads of a group share keys without copying them.
         q = _group(queries, kv_heads, group) * head_dim**-0.5
         mask = self._mask if group == 1 else self._mask.repeat(group, 1)
         scores = torch.cat([q @ old_keys.transpose(1, 2), q @ keys.transpose(1, 2) + mask], dim=-1).softmax(-1)
-        past_rows = self._past[layer].shape[0]
+        past_rows = past[0].shape[0]
         mixed = scores[..., :past_rows] @ old_values + scores[..., past_rows:] @ values
         return _ungroup(mixed, group)
-
-
-def _split(rows: Tensor, kv_heads: int, head_dim: int) -> Sequence[Tensor]:
-    """Keys and values (past, kv_heads, head_dim) of cached rows."""
-    return rows.unflatten(-1, (2, kv_heads, head_dim)).unbind(-3)
-
-
-def _heads_first(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensor.transpose(0, 1) for tensor in tensors]
 
 
 def _group(queries: Tensor, kv_heads: int, group: int) -> Tensor:
@@ -93,18 +85,18 @@ class DrafterStep(nn.Module):
             caption: features (1, p, caption_dim); p is `prefix_rows` to begin a picture, else 0.
             caption_length: caption length (1,); features past it are ignored.
             tokens: visual tokens (1, n).
-            past: cache (1, past, 2*kv_heads*head_dim) of each layer.
+            past: keys and values of the layers in turn, each (1, past, kv_heads*head_dim).
 
         Returns:
-            centre (1, p+n, V), radius (1, p+n, V or 1), hidden (1, p+n, dim), and for each layer the new rows of the
-            cache (1, p+n, 2*kv_heads*head_dim).
+            centre (1, p+n, V), radius (1, p+n, V or 1), hidden (1, p+n, dim), and the new rows of the cache, each
+            (1, p+n, kv_heads*head_dim).
         """
         model = self.drafter.transformer
-        cache = [rows[0] for rows in past]
+        cache = [rows.squeeze(0) for rows in past]
         prefix_rows, new_rows = caption.shape[1], caption.shape[1] + tokens.shape[1]
         indices = cache[0].shape[0] + torch.arange(new_rows)
-        prefix = model.prefix(caption[0], caption_length[0])
-        x = torch.cat([prefix, model.embed(tokens[0], indices[prefix_rows:])])
+        prefix = model.prefix(caption.squeeze(0), caption_length.squeeze(0))
+        x = torch.cat([prefix, model.embed(tokens.squeeze(0), indices[prefix_rows:])])
         attention = CachedAttention(cache, new_rows)
         rows = self.drafter.rows(model.run(x, indices, attention))
         return tuple(value.unsqueeze(0) for value in (rows.centre, rows.radius, rows.hidden, *attention.present))
@@ -118,9 +110,9 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
     """
     config = drafter.config.transformer
     inputs = {"caption": {1: "caption_rows"}, "caption_length": {}, "tokens": {1: "token_rows"}}
-    inputs |= {f"past_{layer}": {1: "past_rows"} for layer in range(config.layers)}
+    inputs |= {f"past_{index}": {1: "past_rows"} for index in range(2 * config.layers)}
     outputs = {name: {1: "rows"} for name in ("centre", "radius", "hidden")}
-    outputs |= {f"present_{layer}": {1: "rows"} for layer in range(config.layers)}
+    outputs |= {f"present_{index}": {1: "rows"} for index in range(2 * config.layers)}
     step = DrafterStep(drafter.float().cpu().eval())
     export_module(step, GraphConfig(inputs, outputs, lambda: _dummy(config), specs()), path, tolerance)
 
@@ -128,12 +120,12 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
 def _dummy(config: TransformerConfig) -> DummyInputs:
     """Inputs where every dynamic axis has a length of its own, so that none is mistaken for a constant or another."""
     generator = torch.Generator().manual_seed(0)
-    width = 2 * config.kv_heads * config.head_dim
+    width = config.kv_heads * config.head_dim
     tokens = min(_DUMMY_TOKENS, config.rows * config.cols - 1)
     past = min(_DUMMY_PAST, config.rows * config.cols - tokens)
     return {
         "caption": torch.randn(1, config.prefix_rows, config.caption_dim, generator=generator),
         "caption_length": torch.tensor([max(1, config.prefix_rows - 1)]),
         "tokens": torch.randint(config.vocabulary, (1, tokens), generator=generator),
-        "past": [torch.randn(1, past, width, generator=generator) for _ in range(config.layers)],
+        "past": [torch.randn(1, past, width, generator=generator) for _ in range(2 * config.layers)],
     }

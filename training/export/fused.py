@@ -18,7 +18,7 @@ from cloud.models.transformer import RMSNorm, Transformer
 __all__ = ["specs"]
 
 _rms_norm, _rotate = RMSNorm.forward, transformer.rotate
-_flatten, _unflatten = Tensor.flatten, Tensor.unflatten
+_flatten, _unflatten, _chunk = Tensor.flatten, Tensor.unflatten, Tensor.chunk
 
 
 def specs() -> list[PatchingSpec]:
@@ -29,6 +29,7 @@ def specs() -> list[PatchingSpec]:
         PatchingSpec(Transformer, "_with_position", _with_position, Transformer._with_position),
         PatchingSpec(Tensor, "flatten", _flat, _flatten),
         PatchingSpec(Tensor, "unflatten", _unflat, _unflatten),
+        PatchingSpec(Tensor, "chunk", _parts, _chunk),
     ]
 
 
@@ -36,13 +37,13 @@ class _Norm(torch.autograd.Function):
     """RMSNorm in one node; SimplifiedLayerNormalization is onnxruntime's name for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # x (rows, dim)
         return torch.rms_norm(x, weight.shape, weight, eps)
 
     @staticmethod
     def symbolic(g: Any, x: Any, weight: Any, eps: float) -> Any:
         node = g.op("SimplifiedLayerNormalization", x, weight, axis_i=-1, epsilon_f=eps, stash_type_i=1)
-        node.setType(x.type())
+        node.setType(x.type().with_sizes([None, *weight.type().sizes()]))
         return node
 
 
@@ -111,3 +112,7 @@ def _flat(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     for size in self.shape[start_dim:]:
         width *= int(size)
     return _Reshape.apply(self, [0] * (self.dim() + start_dim) + [width])
+
+
+def _parts(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    return self.split(int(self.shape[dim]) // chunks, dim)

@@ -1,0 +1,203 @@
+"""Speed of the runtime, as ratios from one run on this machine. `make bench`, or `python -m benchmarks.speed --help`.
+
+Absolute times depend on the machine and on who else uses it; compare ratios. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from cloud.engine import Caption, Engine, Feed
+from cloud.models.loading import load_transformer
+from cloud.process import running_verifier
+from device.client import DeviceClient, GenerateSettings, Picture
+from shared.bundle import Bundle, default_bundle_folder
+
+PROMPTS = (
+    "a 3d render of a red apple on a blue background",
+    "a cartoon of a lion on a green background",
+    "a flat drawing of an umbrella on a yellow background",
+    "a soft gradient drawing of a rocket on a black background",
+    "an old cartoon of a snail on a pink background",
+    "a 3d render of two copies of a bell on a white background",
+    "a cartoon of a cactus to the left of a guitar on an orange background",
+    "a flat drawing of a tiger face on a teal and white gradient background",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, default=default_bundle_folder(), metavar="DIR")
+    parser.add_argument("--repeat", type=int, default=2, help="rounds over the prompts (default: %(default)s)")
+    parser.add_argument("--only", choices=list(PARTS), help="one part alone")
+    options = parser.parse_args()
+    bundle = Bundle.open(options.bundle)
+    print(f"bundle {bundle.manifest.name} {bundle.manifest.digest:.12}, {torch.get_num_threads()} threads of torch\n")
+    for name, part in PARTS.items():
+        if options.only in (None, name):
+            part(bundle, options.repeat)
+            print(flush=True)
+
+
+def decoding_step(bundle: Bundle, repeat: int) -> None:
+    """One `ar` step of the engine beside the bare matrix products of the same shapes on the same threads."""
+    print("decoding step, one session, two guidance rows       step ms   products ms   with attention's   ratio")
+    for dtype in (torch.float32, torch.bfloat16):
+        engine = Engine(load_transformer(bundle.path("target.safetensors")), 1, dtype=dtype)
+        step, bare, attended = (_best(f, 40 * repeat) for f in (_step(engine), _products(engine), _attended(engine)))
+        print(
+            f"  {str(dtype).removeprefix('torch.'):<48}{step * 1e3:>9.2f}{bare * 1e3:>14.2f}{attended * 1e3:>19.2f}"
+            f"{step / bare:>8.2f}"
+        )
+
+
+def _step(engine: Engine) -> Callable[[], object]:
+    """Feeds one token in the middle of a picture, again and again at the same place."""
+    sequence = engine.cache.allocate(guided=True)
+    engine.forward([Feed(sequence, caption=Caption(torch.randn(12, engine.config.caption_dim)))])
+    middle = engine.config.grid.size // 2
+    engine.forward([Feed(sequence, [0] * middle)])
+
+    def step() -> None:
+        engine.forward([Feed(sequence, [1])])
+        sequence.truncate(engine.config.prefix_rows + middle)
+
+    return step
+
+
+def _products(engine: Engine) -> Callable[[], object]:
+    """All weight matrices of a step, applied to two rows."""
+    model = engine.model
+    weights = [
+        weight
+        for block in model.blocks
+        for weight in (block.qkv.weight, block.attention_out.weight, block.gate_up.weight, block.down.weight)
+    ]
+    weights.append(model.head.weight)
+    rows = {weight.shape[1]: torch.randn(2, weight.shape[1], dtype=engine.dtype) for weight in weights}
+
+    @torch.inference_mode()
+    def products() -> None:
+        for weight in weights:
+            functional.linear(rows[weight.shape[1]], weight)
+
+    return products
+
+
+def _attended(engine: Engine) -> Callable[[], object]:
+    """The weight products and the two products of attention in each layer, at the middle of a picture."""
+    config, products = engine.config, _products(engine)
+    length = config.prefix_rows + config.grid.size // 2
+    queries = torch.randn(2 * config.heads, 1, config.head_dim, dtype=engine.dtype)
+    keys = torch.randn(2 * config.heads, config.head_dim, length, dtype=engine.dtype)
+    values = torch.randn(2 * config.heads, length, config.head_dim, dtype=engine.dtype)
+
+    @torch.inference_mode()
+    def attended() -> None:
+        products()
+        for _ in range(config.layers):
+            torch.bmm(torch.bmm(queries, keys), values)
+
+    return attended
+
+
+def _best(function: Callable[[], object], times: int) -> float:
+    """Median seconds of a call, warmed up."""
+    for _ in range(5):
+        function()
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def methods(bundle: Bundle, repeat: int) -> None:
+    """Wall clock of `sd` and `device` against `ar`, on loopback, one picture at a time."""
+    print("method, one picture at a time      seconds   speed-up   passes   accepted   draft s   wait s")
+    settings = {
+        "ar": GenerateSettings("ar"),
+        "sd gumbel": GenerateSettings("sd"),
+        "sd gumbel, two drafts in flight": GenerateSettings("sd", in_flight=2),
+        "sd mrs": GenerateSettings("sd", "mrs"),
+        "sd block": GenerateSettings("sd", "block"),
+        "device": GenerateSettings("device"),
+    }
+    with running_verifier(bundle.folder) as verifier, DeviceClient(verifier.address, bundle=bundle.folder) as client:
+        for setting in settings.values():
+            client.generate(PROMPTS[0], setting)
+        # Interleaved, so that a slow minute of the machine hits all alike.
+        drawn: dict[str, list[Picture]] = {name: [] for name in settings}
+        for _ in range(repeat):
+            for prompt in PROMPTS:
+                for name, setting in settings.items():
+                    drawn[name].append(client.generate(prompt, setting))
+    base = _seconds(drawn["ar"])
+    for name, pictures in drawn.items():
+        reports = [picture.report for picture in pictures]
+        proposed = sum(report.draft.proposed for report in reports)
+        accepted = sum(report.draft.accepted for report in reports) / proposed if proposed else 0.0
+        mean = [
+            statistics.mean(v)
+            for v in zip(*((r.cloud.forwards, r.seconds.draft, r.seconds.wait) for r in reports), strict=True)
+        ]
+        print(
+            f"  {name:<32}{_seconds(pictures):>8.3f}{base / _seconds(pictures):>10.2f}x{mean[0]:>9.1f}"
+            f"{accepted:>11.0%}{mean[1]:>10.3f}{mean[2]:>9.3f}"
+        )
+
+
+def _seconds(pictures: Sequence[Picture]) -> float:
+    return statistics.median(picture.report.seconds.total for picture in pictures)
+
+
+def concurrency(bundle: Bundle, repeat: int) -> None:
+    """Eight sessions at once against the same eight in a row."""
+    print("eight sessions                     in a row s   at once s   at once / in a row")
+    with running_verifier(bundle.folder) as verifier:
+        clients = [DeviceClient(verifier.address, bundle=bundle.folder) for _ in PROMPTS]
+        for name in ("ar", "sd"):
+            setting = GenerateSettings(name, seed=1)
+
+            def draw(index: int, setting: GenerateSettings = setting) -> None:
+                clients[index].generate(PROMPTS[index], setting)
+
+            def in_a_row(draw: Callable[[int], None] = draw) -> None:
+                for index in range(len(PROMPTS)):
+                    draw(index)
+
+            def at_once(draw: Callable[[int], None] = draw) -> None:
+                with ThreadPoolExecutor(len(PROMPTS)) as pool:
+                    list(pool.map(draw, range(len(PROMPTS))))
+
+            in_a_row()
+            row, once = (statistics.median(_timed(f) for _ in range(repeat)) for f in (in_a_row, at_once))
+            print(f"  {name:<32}{row:>13.2f}{once:>12.2f}{once / row:>21.2f}")
+        for client in clients:
+            client.close()
+
+
+def _timed(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+PARTS: dict[str, Callable[[Bundle, int], None]] = {
+    "step": decoding_step,
+    "methods": methods,
+    "concurrency": concurrency,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Admission: what a device asks for is checked whole before anything is computed, and refused with both values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tokenizers import Tokenizer
+
+from cloud.admission import admit
+from protos import PROTOCOL
+from protos import ciar_pb2 as pb
+from shared.bundle import Bundle
+from shared.errors import BundleError, CiarError, ProtocolError, SettingsError
+from shared.graphs import CaptionEncoder
+from shared.methods import METHODS, RULES
+from shared.sampling import SamplingSettings
+from shared.transcript import Provenance
+
+PROMPT = "a red apple"
+MakeOpen = Callable[..., pb.Open]
+
+
+@pytest.fixture(scope="module")
+def captions(toy_bundle: Bundle) -> CaptionEncoder:
+    graph = onnxruntime.InferenceSession(str(toy_bundle.path("text_encoder.onnx")), providers=["CPUExecutionProvider"])
+    return CaptionEncoder(graph, Tokenizer.from_file(str(toy_bundle.path("tokenizer.json"))), 12)
+
+
+@pytest.fixture
+def make_open(toy_bundle: Bundle) -> MakeOpen:
+    """An opening that is acceptable, with fields changed."""
+
+    def make(**fields: Any) -> pb.Open:
+        manifest = toy_bundle.manifest
+        acceptable = {
+            "protocol": PROTOCOL,
+            "bundle_digest": manifest.digest,
+            "codebook_digest": manifest.codebook_digest,
+            "rows": 2,
+            "cols": 3,
+            "vocabulary": 5,
+            "generation": "picture-1",
+            "prompt": PROMPT,
+            "seed": 2**64 - 1,
+            "method": "sd",
+            "rule": "block",
+            "sampling": pb.Sampling(temperature=0.7, top_k=4, top_p=0.95, guidance=3.3),
+        }
+        return pb.Open(**acceptable | fields)
+
+    return make
+
+
+@pytest.fixture
+def ask(toy_bundle: Bundle, captions: CaptionEncoder, make_open: MakeOpen) -> Callable[..., Any]:
+    return lambda **fields: admit(make_open(**fields), toy_bundle.manifest, captions)
+
+
+def test_what_was_asked_arrives_as_it_was_meant(ask: Callable[..., Any], captions: CaptionEncoder) -> None:
+    request = ask(tokens=[4, 0], provenance=b"\x00\x03", epoch=7)
+    assert request.generation == "picture-1"
+    assert request.seed == 2**64 - 1
+    assert (request.method, request.rule) == (METHODS["sd"], RULES["block"])
+    assert request.transcript.tokens == [4, 0]
+    assert request.transcript.provenance == [Provenance.SAMPLED, Provenance.CORRECTED]
+    assert request.epoch == 7
+    assert request.bonus
+    np.testing.assert_array_equal(request.features, captions.encode(PROMPT))
+
+
+def test_sampling_survives_the_wires_float32(ask: Callable[..., Any]) -> None:
+    """0.7 must not come back as 0.699999988: both sides warp with the same numbers."""
+    assert ask().sampling == SamplingSettings(temperature=0.7, top_k=4, top_p=0.95, guidance=3.3)
+
+
+def test_a_device_that_drafts_ahead_gets_no_bonus_tokens(ask: Callable[..., Any]) -> None:
+    assert not ask(pipelined=True).bonus
+
+
+def test_the_default_rule_is_taken_when_none_is_named(ask: Callable[..., Any]) -> None:
+    assert ask(rule="").rule is RULES["gumbel"]
+    assert ask(method="ar", rule="").rule is None
+
+
+@pytest.mark.parametrize(
+    ("field", "device", "verifier"),
+    [
+        ("protocol", 9, str(PROTOCOL)),
+        ("rows", 7, "2x3"),
+        ("cols", 7, "2x3"),
+        ("vocabulary", 4096, "5"),
+        ("bundle_digest", "feed" * 16, None),
+        ("codebook_digest", "beef" * 16, None),
+    ],
+)
+def test_another_bundle_is_refused_with_both_values_and_what_to_do(
+    toy_bundle: Bundle, ask: Callable[..., Any], field: str, device: Any, verifier: str | None
+) -> None:
+    ours = verifier or getattr(toy_bundle.manifest, field.removeprefix("bundle_"))
+    with pytest.raises(BundleError, match=rf"the device has .*{device}.*, the verifier {ours};.*--bundle"):
+        ask(**{field: device})
+
+
+def test_a_value_of_any_length_is_quoted_in_part(ask: Callable[..., Any]) -> None:
+    with pytest.raises(BundleError) as refusal:
+        ask(bundle_digest="x" * 100_000)
+    assert len(str(refusal.value)) < 400
+
+
+SAMPLING = {"temperature": 0.7, "top_k": 4, "top_p": 0.95, "guidance": 3.3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"method": "eagle"}, SettingsError, "method: 'eagle' is unknown"),
+        ({"method": ""}, SettingsError, "method: '' is unknown"),
+        ({"method": "device", "rule": ""}, ProtocolError, "method device runs on the device alone"),
+        ({"rule": "nearly"}, SettingsError, "rule: method sd takes gumbel, mrs, block, not 'nearly'"),
+        ({"method": "ar"}, SettingsError, "rule: method ar judges nothing"),
+        ({"sampling": None}, SettingsError, "temperature: "),
+        ({"sampling": pb.Sampling(**SAMPLING | {"temperature": float("nan")})}, SettingsError, "temperature: .*nan"),
+        ({"sampling": pb.Sampling(**SAMPLING | {"temperature": 0})}, SettingsError, "temperature: "),
+        ({"sampling": pb.Sampling(**SAMPLING | {"top_p": 1.5})}, SettingsError, "top_p: "),
+        ({"sampling": pb.Sampling(**SAMPLING | {"guidance": float("inf")})}, SettingsError, "guidance: .*inf"),
+        ({"prompt": " "}, SettingsError, "prompt: it is empty"),
+        ({"prompt": "apple " * 11}, SettingsError, "prompt: 11 text tokens"),
+        ({"prompt": "b" * 2001}, SettingsError, "prompt: 2001 characters"),
+        ({"tokens": [1, 2], "provenance": b"\x00"}, ProtocolError, "2 tokens but 1 provenance bytes"),
+        ({"tokens": [1, 5], "provenance": b"\x00\x00"}, ProtocolError, "token id 5 at position 1"),
+        ({"tokens": [1], "provenance": b"\x09"}, ProtocolError, "provenance 9 at position 0"),
+        ({"tokens": [1] * 7, "provenance": b"\x00" * 7}, ProtocolError, "exceed the 2x3 grid"),
+        ({"epoch": 2**24}, ProtocolError, r"epoch: 0\.\.16777215 is allowed, not 16777216"),
+    ],
+)
+def test_what_is_not_acceptable_is_refused_with_what_and_where(
+    ask: Callable[..., Any], fields: dict[str, Any], kind: type[CiarError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        ask(**fields)
+
+
+def test_a_whole_transcript_may_be_resumed(ask: Callable[..., Any]) -> None:
+    assert ask(tokens=[1] * 6, provenance=b"\x02" * 6).transcript.complete
+
+
+def test_a_name_of_any_length_is_cut_for_the_log(ask: Callable[..., Any]) -> None:
+    assert ask(generation="n" * 1000).generation == "n" * 64
+
+
+def test_the_largest_epoch_is_taken(ask: Callable[..., Any]) -> None:
+    assert ask(epoch=2**24 - 1).epoch == 2**24 - 1
