@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from cloud.engine import Caption, Engine, Feed
 from cloud.models.loading import load_transformer
+from cloud.models.transformer import Transformer
 from cloud.process import running_verifier
 from device.client import DeviceClient, GenerateSettings, Picture
 from shared.bundle import Bundle, default_bundle_folder
@@ -51,8 +52,10 @@ def decoding_step(bundle: Bundle, repeat: int) -> None:
     """One `ar` step of the engine beside the bare matrix products of the same shapes on the same threads."""
     print("decoding step, one session, two guidance rows       step ms   products ms   with attention's   ratio")
     for dtype in (torch.float32, torch.bfloat16):
+        plain = load_transformer(bundle.path("target.safetensors")).to(dtype).eval()
         engine = Engine(load_transformer(bundle.path("target.safetensors")), 1, dtype=dtype)
-        step, bare, attended = (_best(f, 40 * repeat) for f in (_step(engine), _products(engine), _attended(engine)))
+        calls = _step(engine), _products(plain), _attended(plain)
+        step, bare, attended = (_best(call, 40 * repeat) for call in calls)
         print(
             f"  {str(dtype).removeprefix('torch.'):<48}{step * 1e3:>9.2f}{bare * 1e3:>14.2f}{attended * 1e3:>19.2f}"
             f"{step / bare:>8.2f}"
@@ -73,16 +76,11 @@ def _step(engine: Engine) -> Callable[[], object]:
     return step
 
 
-def _products(engine: Engine) -> Callable[[], object]:
+def _products(model: Transformer) -> Callable[[], object]:
     """All weight matrices of a step, applied to two rows."""
-    model = engine.model
-    weights = [
-        weight
-        for block in model.blocks
-        for weight in (block.qkv.weight, block.attention_out.weight, block.gate_up.weight, block.down.weight)
-    ]
-    weights.append(model.head.weight)
-    rows = {weight.shape[1]: torch.randn(2, weight.shape[1], dtype=engine.dtype) for weight in weights}
+    ends = tuple(f"{name}.weight" for name in ("qkv", "attention_out", "gate_up", "down", "head"))
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith(ends)]
+    rows = {weight.shape[1]: torch.randn(2, weight.shape[1], dtype=model.head.weight.dtype) for weight in weights}
 
     @torch.inference_mode()
     def products() -> None:
@@ -92,13 +90,13 @@ def _products(engine: Engine) -> Callable[[], object]:
     return products
 
 
-def _attended(engine: Engine) -> Callable[[], object]:
+def _attended(model: Transformer) -> Callable[[], object]:
     """The weight products and the two products of attention in each layer, at the middle of a picture."""
-    config, products = engine.config, _products(engine)
+    config, products, dtype = model.config, _products(model), model.head.weight.dtype
     length = config.prefix_rows + config.grid.size // 2
-    queries = torch.randn(2 * config.heads, 1, config.head_dim, dtype=engine.dtype)
-    keys = torch.randn(2 * config.heads, config.head_dim, length, dtype=engine.dtype)
-    values = torch.randn(2 * config.heads, length, config.head_dim, dtype=engine.dtype)
+    queries = torch.randn(2 * config.heads, 1, config.head_dim, dtype=dtype)
+    keys = torch.randn(2 * config.heads, config.head_dim, length, dtype=dtype)
+    values = torch.randn(2 * config.heads, length, config.head_dim, dtype=dtype)
 
     @torch.inference_mode()
     def attended() -> None:

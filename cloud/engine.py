@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloud.kv_cache import KVCache, Sequence
+from cloud.models.packed import pack_linears
 from cloud.models.transformer import Rows, Transformer
 
 __all__ = ["Caption", "Engine", "Feed"]
@@ -101,6 +102,8 @@ class Engine:
         self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         # Angles stay in float32: in bfloat16 far columns would share one angle.
         self.model.table = self.model.table.float()
+        if self.device.type == "cpu" and dtype == torch.bfloat16:
+            pack_linears(self.model)
         self.config = model.config
         self.cache = KVCache(model.config, slots, dtype, self.device)
 

@@ -40,6 +40,11 @@ class Task:
     work: Work | None = None
     need: Any = None
 
+    @property
+    def awaits_device(self) -> bool:
+        """Whether the method has nothing to do until the device's next draft."""
+        return self.need is AWAIT_DRAFT
+
 
 class Scheduler:
     """Drives tasks on a thread of its own.
@@ -136,7 +141,7 @@ class Scheduler:
         if task.session is None or task not in self._tasks:
             return
         task.session.deliver(draft)
-        if task.need is AWAIT_DRAFT:
+        if task.awaits_device:
             self._advance(task, None)
 
     def _advance(self, task: Task, value: Any) -> None:

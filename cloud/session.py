@@ -24,7 +24,7 @@ from cloud.shadow_drafter import ShadowDrafter
 from protos import ciar_pb2 as pb
 from shared import noise
 from shared.errors import ProtocolError
-from shared.methods import Method, Rule
+from shared.methods import Method, Rule, law
 from shared.noise import Purpose
 from shared.sampling import SamplingSettings, guide, warp
 from shared.transcript import Provenance, Transcript, check_ids
@@ -138,7 +138,13 @@ class Session:
             caption = Caption(torch.from_numpy(self.request.features))
             rows = yield Feed(self.sequence, tokens, caption)
             self._next_row = self._warped(rows)[0]
-        self.emit(pb.CloudMessage(opened=pb.Opened(position=self.position, cost=self.cost.taken())))
+        self.emit(
+            pb.CloudMessage(
+                opened=pb.Opened(
+                    position=self.position, cost=self.cost.taken(), law=law(self.request.method, self.request.rule)
+                )
+            )
+        )
 
     def target_rows(self, draft: List[int]) -> Generator[Feed, Any, Tensor]:
         """Warped log-probabilities of the next position and of the one behind each drafted token.

@@ -31,7 +31,8 @@ class VerifierSettings:
 
     Args:
         device: `auto` (CUDA when present), `cpu` or `cuda`.
-        dtype: `auto` (float32 on a CPU, bfloat16 on CUDA), `float32`, `bfloat16` or `float16`.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 on CUDA and on CPUs with matrix units for it, else
+            float32.
         threads: threads of the CPU's matrix products; 0 leaves torch's choice.
         max_sessions: pictures at once; each takes a slot of the key-value cache.
 
@@ -65,7 +66,8 @@ class VerifierSettings:
     @property
     def torch_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
-            return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
+            fast = self.torch_device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+            return torch.bfloat16 if fast else torch.float32
         return _DTYPES[self.dtype]
 
 

@@ -81,10 +81,10 @@ def _add_method(group: Any) -> None:
 def _add_link(group: Any) -> None:
     defaults = LinkSettings()
     group.add_argument("--server", default=DEFAULT_SERVER, metavar="H:P", help="the verifier; default: %(default)s")
-    group.add_argument("--bundle", type=Path, metavar="DIR", help="folder with the models; default: the verifier's "
-                       "bundle, embedded, cached, or fetched on first use")  # fmt: skip
-    group.add_argument("--cache", type=Path, metavar="DIR", help="where fetched bundles are kept; default: $CIAR_CACHE, "
-                       "or ciar in the user's cache folder")  # fmt: skip
+    group.add_argument("--bundle", type=Path, metavar="DIR", help="folder with the models; default: the "
+                       "verifier's bundle: embedded, cached, or fetched on first use")  # fmt: skip
+    group.add_argument("--cache", type=Path, metavar="DIR", help="where fetched bundles are kept; default: "
+                       "$CIAR_CACHE, or ciar in the user's cache folder")  # fmt: skip
     group.add_argument(
         "--threads", type=int, default=1, metavar="N", help="threads of this device's models; default: 1"
     )

@@ -134,12 +134,16 @@ class Generation:
 
     # -- drawing ----------------------------------------------------------------------------------------------------
 
-    def draw(self, position: int, logits: NDArray[np.float32]) -> int:
-        """Draws the token of a position from the drafter's centre logits (V,).
+    def draft_row(self, centre: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Warped log-probabilities (V,) of the drafter's centre logits; they imitate guided rows already."""
+        row: NDArray[np.float32] = warp(centre, self.sampling.unguided())
+        return row
+
+    def draw(self, position: int, log_probs: NDArray[np.float32]) -> int:
+        """Draws the token of a position from a `draft_row` (V,).
 
         With a coupled rule (or none) the noise is the picture's own; else it is fresh at every attempt.
         """
-        log_probs = warp(logits, self.sampling.unguided())
         if self.rule is None or not self.rule.needs_draft_probs:
             return int(np.argmax(log_probs + self._gumbel(position)))
         uniform = noise.uniform(self.seed, Purpose.DRAFT, [position], 1, round=self.epoch)[0, 0]

@@ -15,7 +15,7 @@ from protos import ciar_pb2_grpc
 from shared import errors
 from shared.errors import BusyError, CiarError, LinkError, RefusedError
 
-__all__ = ["Link", "LinkSettings", "LostLinkError", "Stream"]
+__all__ = ["Link", "LinkSettings", "LostLinkError", "Stream", "WireCounters"]
 
 Result = TypeVar("Result")
 

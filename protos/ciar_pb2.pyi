@@ -163,12 +163,14 @@ class Open(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., bundle_digest: _Optional[str] = ..., codebook_digest: _Optional[str] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., vocabulary: _Optional[int] = ..., generation: _Optional[str] = ..., prompt: _Optional[str] = ..., seed: _Optional[int] = ..., method: _Optional[str] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., provenance: _Optional[bytes] = ..., epoch: _Optional[int] = ..., pipelined: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("position", "cost")
+    __slots__ = ("position", "cost", "law")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
     position: int
     cost: Cost
-    def __init__(self, position: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    law: str
+    def __init__(self, position: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., law: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("epoch", "start", "ids")

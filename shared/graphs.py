@@ -100,7 +100,7 @@ class DrafterCache:
     """One generation's drafter: feeds rows, keeps keys and values, rolls back.
 
     The graph takes `caption` (1, p, width), `caption_length` (1,), `tokens` (1, n) and `past_i` (1, past, width_i) for
-    each layer, and gives `centre`, `radius`, `hidden` for the p + n rows and `present_i`, the new rows of the cache.
+    each cached tensor, and gives `centre`, `radius`, `hidden` for the p + n rows and `present_i`, their new rows.
 
     Args:
         graph: the drafter.

@@ -8,7 +8,7 @@ from enum import IntEnum
 from shared.errors import ProtocolError
 from shared.grid import Grid
 
-__all__ = ["Provenance", "Transcript"]
+__all__ = ["Provenance", "Transcript", "check_ids"]
 
 
 class Provenance(IntEnum):

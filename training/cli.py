@@ -32,6 +32,9 @@ class Stage:
 STAGES = {
     "data": Stage("training.data.stage", "DataSettings", "run_data", "fetch and render the drawings, compose scenes"),
     "image-codec": Stage("training.image_codec", "CodecTrainingSettings", "run_image_codec", "pictures <-> tokens"),
+    "text-encoder": Stage(
+        "training.text_encoder", "TextEncoderSettings", "run_text_encoder", "fetch and quantise the caption encoder"
+    ),
     "tokens": Stage("training.encoding", "EncodingSettings", "run_tokens", "encode pictures and captions once"),
     "target": Stage("training.target", "TargetSettings", "run_target", "the cloud's decoder"),
     "drafter": Stage("training.drafter", "DrafterSettings", "run_drafter", "the device's decoder and its Inter-Head"),

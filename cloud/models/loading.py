@@ -13,7 +13,7 @@ from torch import nn
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.errors import BundleError
 
-__all__ = ["load_transformer", "save_weights"]
+__all__ = ["load_transformer", "load_weights", "save_weights"]
 
 
 def load_transformer(weights: Path) -> Transformer:

@@ -19,7 +19,16 @@ from torch.nn import functional
 
 from shared.grid import Grid
 
-__all__ = ["Attention", "CausalAttention", "Transformer", "TransformerConfig", "swiglu_width"]
+__all__ = [
+    "Attention",
+    "CausalAttention",
+    "Rows",
+    "Transformer",
+    "TransformerConfig",
+    "rotary_table",
+    "rotate",
+    "swiglu_width",
+]
 
 _CHOICES = {
     "rope_kind": ("1d", "2d"),
@@ -174,7 +183,7 @@ class HeadNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, head_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
+        return functional.layer_norm(x, self.weight.shape[-1:], eps=1e-5) * self.weight + self.bias
 
 
 def rotary_table(config: TransformerConfig) -> Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device.generation import Generation
 from device.link import Stream
-from device.pacing import FixedPace, Pace
+from device.pacing import AdaptivePace, FixedPace, Pace
 from protos import ciar_pb2 as pb
 from shared.errors import ProtocolError
 from shared.graphs import DrafterCache, DraftRows
@@ -30,7 +30,7 @@ def draft(generation: Generation) -> None:
         features = generation.models.captions.encode(generation.prompt)
         cache = generation.models.drafter()
         rows = cache.prefill(features)
-    pace = FixedPace(generation.draft_length) if generation.draft_length else Pace()
+    pace: Pace = FixedPace(generation.draft_length) if generation.draft_length else AdaptivePace()
     drafter = _Drafter(generation, features, cache, rows, pace)
     generation.converse(drafter.follow)
 
@@ -48,7 +48,7 @@ class _Drafter:
     features: NDArray[np.float32]
     cache: DrafterCache
     rows: DraftRows
-    pace: Pace | FixedPace
+    pace: Pace
     flying: deque[tuple[pb.Draft, float]] = field(default_factory=deque)
 
     def follow(self, stream: Stream) -> None:
@@ -70,12 +70,16 @@ class _Drafter:
 
     def _rewind(self) -> None:
         """Forgets what was in flight on an earlier stream; the last committed token is fed again for its row."""
-        self.flying.clear()
+        self._forget()
         held = len(self.generation.transcript)
         if held:
             self.cache.truncate(min(self.cache.length, held - 1))
         elif self.cache.length:
             self.rows = self.cache.prefill(self.features)
+
+    def _forget(self) -> None:
+        self.flying.clear()
+        self.pace.forget()
 
     def _may_draft(self) -> bool:
         return len(self.flying) < self.generation.in_flight and self._next < self.generation.transcript.grid.size
@@ -90,26 +94,29 @@ class _Drafter:
 
     def _send(self, stream: Stream) -> None:
         generation, start = self.generation, self._next
-        count = min(self.pace.length(), generation.transcript.grid.size - start)
         begun = time.perf_counter()
         with generation.clock("draft"):
-            ids = self._propose(start, count)
+            ids = self._propose(start)
         sent = time.perf_counter()
-        self.pace.drafted(count, sent - begun)
+        self.pace.drafted(sent - begun)
         message = pb.Draft(epoch=generation.epoch, start=start, ids=ids)
         stream.send(pb.DeviceMessage(draft=message))
-        generation.report.draft.proposed += count
+        generation.report.draft.proposed += len(ids)
         generation.report.wire.round_trips += 1
         self.flying.append((message, sent))
 
-    def _propose(self, start: int, count: int) -> list[int]:
-        """Draws tokens for positions start..start+count-1, feeding the drafter one token at a time."""
+    def _propose(self, start: int) -> list[int]:
+        """Draws tokens from position `start` on, as many as the pace wants, feeding the drafter one at a time."""
         self._catch_up(start)
+        self.pace.begin()
         ids: list[int] = []
-        for position in range(start, start + count):
+        for position in range(start, self.generation.transcript.grid.size):
             if ids:
                 self.rows = self.cache.feed([ids[-1]])
-            ids.append(self.generation.draw(position, self.rows.centre[-1]))
+            log_probs = self.generation.draft_row(self.rows.centre[-1])
+            if not self.pace.wants(float(np.exp(log_probs.max()))):
+                break
+            ids.append(self.generation.draw(position, log_probs))
         return ids
 
     def _catch_up(self, start: int) -> None:
@@ -136,11 +143,11 @@ class _Drafter:
         message, sent = self.flying.popleft()
         if verdict.accepted > len(message.ids):
             raise ProtocolError(f"a verdict accepts {verdict.accepted} of {len(message.ids)} drafted tokens")
-        self.pace.judged(verdict.accepted, len(message.ids), time.perf_counter() - sent)
+        self.pace.judged(verdict.accepted, time.perf_counter() - sent)
         generation.commit(message.ids[: verdict.accepted], Provenance.VERIFIED)
         rejected = verdict.accepted < len(message.ids)
         if rejected:
-            self.flying.clear()
+            self._forget()
             generation.epoch += 1
             # The cache may hold less than what was committed: the last drafted token is fed only when it is needed.
             self.cache.truncate(min(self.cache.length, len(generation.transcript)))

@@ -16,7 +16,7 @@ def draw_alone(generation: Generation) -> None:
         rows = cache.prefill(features)
     while not generation.transcript.complete:
         with generation.clock("draft"):
-            token = generation.draw(len(generation.transcript), rows.centre[-1])
+            token = generation.draw(len(generation.transcript), generation.draft_row(rows.centre[-1]))
         generation.commit([token], Provenance.KEPT)
         if not generation.transcript.complete:
             with generation.clock("draft"):

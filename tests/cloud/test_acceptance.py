@@ -210,6 +210,7 @@ def test_identical_distributions_are_always_accepted() -> None:
     nearly_one = [1 - 1e-12] * 5
     for judge in (chain, judge_block):
         assert judge(rows, rows, tokens, nearly_one, nearly_one, False) == Judgement(5, None)
+    assert all(bool((weights == 1.0).all()) for weights in block_acceptance(rows, rows, tokens))
 
 
 @pytest.mark.parametrize("judge", [chain, judge_block])
@@ -243,8 +244,15 @@ def test_inverse_sample_gives_each_token_a_share_of_the_uniforms_equal_to_its_pr
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_inverse_sample_never_returns_a_token_of_probability_zero(dtype: torch.dtype) -> None:
     probs = torch.tensor([0.0, 0.25, 0.0, 0.25, 0.5, 0.0, 0.0], dtype=dtype)
-    uniforms = [0.0, 1e-300, 0.25, 0.5, 1.0 - 2**-53, *np.linspace(0, 1, 41, endpoint=False)]
+    uniforms = [0.0, 1e-300, 0.25, 0.5, 1.0 - 2**-53, 1.0, *np.linspace(0, 1, 41, endpoint=False)]
     assert {inverse_sample(probs, float(uniform)) for uniform in uniforms} == {1, 3, 4}
+
+
+def test_inverse_sample_finds_the_quantile_of_a_large_float32_row_in_float64() -> None:
+    probs = draw_rows(np.random.default_rng(6), 16384, sharpness=1.0).float()
+    exact = probs.double().numpy().cumsum()
+    for uniform in np.random.default_rng(7).random(200).tolist():
+        assert inverse_sample(probs, uniform) == int(np.searchsorted(exact, exact[-1] * uniform, side="right"))
 
 
 def test_inverse_sample_takes_rows_whose_sum_is_a_rounding_off_one() -> None:

@@ -64,6 +64,19 @@ def test_a_token_does_not_see_what_lies_far_away(codec: ImageCodec) -> None:
     assert not torch.allclose(before[:, :, 6:, 6:], after[:, :, 6:, 6:], atol=1e-3)
 
 
+def test_smooth_tokens_repeat_neighbours_more_and_lose_no_more_than_the_slack(codec: ImageCodec) -> None:
+    images = pictures(4, 64, 64)
+    plain, smooth = codec.encode(images), codec.encode_smooth(images, 0.1)
+    assert torch.equal(codec.encode_smooth(images, 0.0), plain)
+    closeness = torch.einsum("bdrc,kd->brck", codec.encoder(images), codec.codebook.codes)
+    lost = closeness.gather(3, plain[..., None]) - closeness.gather(3, smooth[..., None])
+    assert float(lost.detach().max()) <= 0.1 + 1e-6
+    repeats = [int((ids[:, :, 1:] == ids[:, :, :-1]).sum()) for ids in (plain, smooth)]
+    assert repeats[1] > repeats[0]
+    with pytest.raises(ValueError, match="slack"):
+        codec.encode_smooth(images, -0.1)
+
+
 @pytest.mark.parametrize("shape", [(1, 3, 32, 30), (1, 1, 32, 32), (3, 32, 32)])
 def test_pictures_of_another_shape_are_refused(codec: ImageCodec, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\)"):

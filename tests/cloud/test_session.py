@@ -203,6 +203,7 @@ def test_prefill_tells_the_device_how_far_the_picture_is_and_what_it_cost(
     (message,) = sent
     assert message.opened.position == 3
     assert message.opened.cost.forwards == 1
+    assert message.opened.law == "lossless"
 
 
 def test_a_complete_transcript_is_opened_without_a_pass(

@@ -51,7 +51,7 @@ class Verifier:
         self._lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [*command, "--device", "cpu", "--threads", "1", *flags],
+            [*command, "--device", "cpu", "--dtype", "float32", "--threads", "1", *flags],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -227,7 +227,9 @@ def converse(channel: grpc.Channel, messages: Iterable[Any], seconds: float = 20
             yield message if isinstance(message, bytes) else message.SerializeToString()
         ended.wait(seconds)
 
-    generate = channel.stream_stream("/ciar.v1.Verifier/Generate", response_deserializer=pb.CloudMessage.FromString)
+    generate: Any = channel.stream_stream(
+        "/ciar.v1.Verifier/Generate", response_deserializer=pb.CloudMessage.FromString
+    )
     call = generate(requests(), timeout=seconds)
     try:
         return list(call)

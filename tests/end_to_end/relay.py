@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 __all__ = ["Relay", "relaying"]
 
@@ -44,7 +44,8 @@ class Relay:
 
     def cut_for_good(self) -> None:
         """Resets all connections, and all that come later, until `mend`."""
-        self._do(lambda: (setattr(self, "refusing", True), self._abort()))
+        self.refusing = True
+        self.cut()
 
     def stall(self) -> None:
         """Holds all bytes back, without a word to either side, until `mend`."""
@@ -52,15 +53,17 @@ class Relay:
 
     def lose(self) -> None:
         """Swallows all that is sent on the present connections, for good and without a word; new ones are served."""
-        self._do(lambda: [setattr(end, "lost", True) for end in self.ends])
+        for end in list(self.ends):
+            end.lost = True
 
     def mend(self) -> None:
         """Passes bytes on again, those held back first."""
         self.stalled = self.refusing = False
-        self._do(lambda: [end.flush() for end in list(self.ends)])
+        self._do(self._flush)
 
     def close(self) -> None:
-        self._do(lambda: (self._server.close(), self._abort()))
+        self._do(self._server.close)
+        self._do(self._abort)
         self._do(lambda: None)  # the closed transports have said goodbye by now
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
@@ -73,7 +76,11 @@ class Relay:
         for end in list(self.ends):
             end.transport.abort()
 
-    def _do(self, action: Callable[[], Any]) -> None:
+    def _flush(self) -> None:
+        for end in list(self.ends):
+            end.flush()
+
+    def _do(self, action: Callable[[], object]) -> None:
         """Runs an action on the relay's thread and waits for it."""
 
         async def run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import socket
@@ -14,10 +15,10 @@ import grpc
 import pytest
 
 from device.client import DeviceClient, GenerateSettings
-from protos import ciar_pb2_grpc
 from protos import ciar_pb2 as pb
+from protos import ciar_pb2_grpc
 from shared.bundle import Bundle, Manifest
-from tests.end_to_end.programs import Client, Result, Verifier, channel_to, converse, finish, opening
+from tests.end_to_end.programs import Client, Result, Verifier, channel_to, converse, opening
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNFIT = grpc.StatusCode.FAILED_PRECONDITION
@@ -31,8 +32,8 @@ def drafting(manifest: Manifest, *drafts: pb.Draft | bytes, **changes: Any) -> l
     return [opening(manifest, method="sd", **changes), *messages]
 
 
-def warped(**sampling: float) -> dict[str, pb.Sampling]:
-    return {"sampling": pb.Sampling(**{"temperature": 1.0, "top_p": 1.0, "guidance": 1.0} | sampling)}
+def warped(temperature: float = 1.0, top_p: float = 1.0, guidance: float = 1.0) -> dict[str, pb.Sampling]:
+    return {"sampling": pb.Sampling(temperature=temperature, top_p=top_p, guidance=guidance)}
 
 
 STREAMS: dict[str, tuple[Callable[[Manifest], list[Any]], grpc.StatusCode, str]] = {
@@ -90,7 +91,7 @@ def test_bad_stream_gets_a_typed_error_that_says_what_and_where(verifier: Verifi
 def test_mismatch_names_both_values(verifier: Verifier, toy: Bundle) -> None:
     with channel_to(verifier.address) as channel, pytest.raises(grpc.RpcError) as caught:
         converse(channel, [opening(toy.manifest, bundle_digest="ab" * 32)])
-    details = caught.value.details()  # type: ignore[attr-defined]
+    details = caught.value.details() or ""
     assert "ab" * 32 in details
     assert toy.manifest.digest in details
 
@@ -98,20 +99,20 @@ def test_mismatch_names_both_values(verifier: Verifier, toy: Bundle) -> None:
 def test_stream_that_ends_before_it_begins_is_refused(verifier: Verifier) -> None:
     with channel_to(verifier.address) as channel, pytest.raises(grpc.RpcError) as caught:
         list(ciar_pb2_grpc.VerifierStub(channel).Generate(iter([]), timeout=10))
-    assert caught.value.code() == INVALID  # type: ignore[attr-defined]
+    assert caught.value.code() == INVALID
 
 
 def test_device_that_closes_early_is_told(verifier: Verifier, toy: Bundle) -> None:
     with channel_to(verifier.address) as channel, pytest.raises(grpc.RpcError, match="closed the stream") as caught:
         list(ciar_pb2_grpc.VerifierStub(channel).Generate(iter(drafting(toy.manifest)), timeout=10))
-    assert caught.value.code() == INVALID  # type: ignore[attr-defined]
+    assert caught.value.code() == INVALID
 
 
 def test_file_of_the_clouds_part_is_not_served(verifier: Verifier) -> None:
     for path in ("target.safetensors", "../bundle.json", "/etc/hostname"):
         with channel_to(verifier.address) as channel, pytest.raises(grpc.RpcError, match="has no") as caught:
             list(ciar_pb2_grpc.VerifierStub(channel).FetchBundle(pb.FetchBundleRequest(paths=[path]), timeout=10))
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 def test_drafts_that_are_old_or_come_twice_change_nothing_and_are_counted(verifier: Verifier, toy: Bundle) -> None:
@@ -160,9 +161,9 @@ def test_other_pictures_go_on_while_a_device_misbehaves(verifier: Verifier, toy:
 
 
 def test_name_of_a_picture_cannot_forge_lines_of_the_log(verifier: Verifier, toy: Bundle) -> None:
-    with channel_to(verifier.address) as channel:
+    with channel_to(verifier.address) as channel, contextlib.suppress(grpc.RpcError):
         converse(channel, [opening(toy.manifest, generation="x\nforged INFO line")])
-    verifier.logged("generation .*x.*forged INFO line")
+    verifier.logged("forged INFO line", 2)
     assert not any(line.startswith("forged") for line in verifier.log.splitlines())
 
 

@@ -35,7 +35,8 @@ def health(address: str) -> int:
 def test_stopping_verifier_ends_what_it_began_and_takes_nothing_new(
     start_verifier: StartVerifier, toy: Bundle, client: Client, plain: list[int]
 ) -> None:
-    verifier, checks = start_verifier(), []
+    verifier = start_verifier()
+    checks: list[Any] = []
 
     def stop(done: int, total: int) -> None:
         if done < 20 or checks:
@@ -47,7 +48,7 @@ def test_stopping_verifier_ends_what_it_began_and_takes_nothing_new(
             converse(channel, [opening(toy.manifest)], seconds=5)
         error: Any = caught.value
         checks.append(error.code())
-        client.run("--server", verifier.address).failed(4, verifier.address)
+        client.run("--server", verifier.address, "--retry-timeout", "0.3").failed(4, verifier.address)
 
     with DeviceClient(verifier.address, bundle=toy.folder) as device:
         picture = device.generate("a red cat", GenerateSettings("sd", seed=2), on_progress=stop)
@@ -59,7 +60,8 @@ def test_stopping_verifier_ends_what_it_began_and_takes_nothing_new(
 
 
 def test_health_says_that_a_verifier_is_stopping(start_verifier: StartVerifier, toy: Bundle) -> None:
-    verifier, statuses = start_verifier(), []
+    verifier = start_verifier()
+    statuses: list[int] = []
 
     def stop(done: int, total: int) -> None:
         if done >= 20 and not statuses:
@@ -89,7 +91,8 @@ def test_idle_verifier_stops_at_once(start_verifier: StartVerifier) -> None:
 def test_picture_that_outlasts_the_drain_goes_on_at_the_successor(
     start_verifier: StartVerifier, toy: Bundle, plain: list[int]
 ) -> None:
-    verifier, successors = start_verifier("--drain-timeout", "0.5"), []
+    verifier = start_verifier("--drain-timeout", "0.5")
+    successors: list[Verifier] = []
 
     def replace(done: int, total: int) -> None:
         if done >= 20 and not successors:
@@ -105,7 +108,8 @@ def test_picture_that_outlasts_the_drain_goes_on_at_the_successor(
 
 
 def test_second_signal_ends_a_verifier_at_once(start_verifier: StartVerifier, toy: Bundle) -> None:
-    verifier, codes = start_verifier(), []
+    verifier = start_verifier()
+    codes: list[int] = []
 
     def stop(done: int, total: int) -> None:
         if done >= 20 and not codes:

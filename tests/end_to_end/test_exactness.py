@@ -33,7 +33,7 @@ from shared import noise
 from shared.bundle import Bundle
 from shared.methods import find_method, find_rule
 from shared.noise import Purpose
-from shared.sampling import SamplingSettings, guide, probabilities, warp
+from shared.sampling import SamplingSettings, guide, warp
 from tests.end_to_end.serving import serving
 from training.toy import write_toy_bundle
 
@@ -152,12 +152,12 @@ def unwarped_target(self: Session, rows: object) -> torch.Tensor:
     return warp(guide(logits[0], logits[1], SAMPLING.guidance), SamplingSettings())
 
 
-def greedy_draft(self: Generation, position: int, logits: np.ndarray) -> int:
-    return int(np.argmax(logits))
+def greedy_draft(self: Generation, position: int, log_probs: np.ndarray) -> int:
+    return int(np.argmax(log_probs))
 
 
-def same_draft_each_round(self: Generation, position: int, logits: np.ndarray) -> int:
-    probs = np.asarray(probabilities(warp(logits, self.sampling.unguided())))
+def same_draft_each_round(self: Generation, position: int, log_probs: np.ndarray) -> int:
+    probs = np.exp(log_probs)
     uniform = noise.uniform(self.seed, Purpose.DRAFT, [position], 1)[0, 0]
     return int(np.searchsorted(np.cumsum(probs), uniform * probs.sum(), side="right"))
 

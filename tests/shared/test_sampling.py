@@ -125,12 +125,22 @@ def test_top_p_is_the_mass_after_temperature_and_top_k() -> None:
     assert kept.tolist() == [True, False, False, False]
 
 
-def test_top_p_holds_over_a_large_vocabulary() -> None:
-    """16,384 nearly equal tokens: a float32 running sum would be off by many tokens."""
-    logits = rows(5, (16384,), spread=0.01)
-    kept = np.isfinite(warp(logits, SamplingSettings(top_p=0.9)))
+def test_top_p_of_next_to_nothing_keeps_the_best_token_of_every_row() -> None:
+    """The masses of a row may sum to a rounding less than one: then every token would be dropped."""
+    logits = rows(8, (500, 40))
+    kept = np.isfinite(warp(logits, SamplingSettings(top_p=1e-9)))
+    assert (kept.sum(-1) == 1).all()
+    assert (kept.argmax(-1) == logits.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_top_p_holds_over_a_large_vocabulary(top_p: float, library: Any) -> None:
+    """60,000 nearly equal tokens: a float32 running sum would be off by several."""
+    logits = rows(5, (60000,), spread=0.01)
+    kept = np.isfinite(np.asarray(warp(library(logits), SamplingSettings(top_p=top_p))))
     probs = np.sort(softmax(logits))[::-1]
-    smallest = int(np.searchsorted(np.cumsum(probs), 0.9)) + 1
+    smallest = int(np.searchsorted(np.cumsum(probs), top_p)) + 1
     assert abs(int(kept.sum()) - smallest) <= 1
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -69,8 +69,7 @@ class TrainFeatures:
     """
 
     def __init__(self, sprites: SpriteSet, data: DataSettings, extractor: FeatureExtractor, folder: Path) -> None:
-        single = dict(single=1.0, pair=0.0, count=0.0)
-        scenes = type(data.scenes)(**asdict(data.scenes) | single)
+        scenes = replace(data.scenes, single=1.0, pair=0.0, count=0.0)
         self._composer = SceneComposer(sprites, "train", _SEED, data.size, scenes, vary_words=False)
         self._extractor = extractor
         self._rows = {concept.code: row for row, concept in enumerate(sprites.concepts)}

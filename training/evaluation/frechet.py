@@ -32,4 +32,4 @@ def _factor(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     """A (at most min(n, d) rows, d) with A^T A the rows' covariance."""
     centred = rows.astype(np.float64) - rows.mean(axis=0, dtype=np.float64)
     centred /= np.sqrt(len(rows) - 1)
-    return np.linalg.qr(centred, mode="r") if len(rows) > rows.shape[1] else centred
+    return np.asarray(np.linalg.qr(centred, mode="r")) if len(rows) > rows.shape[1] else centred

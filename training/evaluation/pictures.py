@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -92,7 +91,7 @@ class Studio:
     def __enter__(self) -> Studio:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def draw(self, way: Way, prompts: PromptList) -> list[DrawnPicture]:
@@ -102,40 +101,40 @@ class Studio:
             CiarError: a picture cannot be drawn.
         """
         store = PictureStore(self.folder(way), prompts)
-        kept = [store.read(index) for index in range(len(prompts.captions))]
-        missing = [index for index, picture in enumerate(kept) if picture is None]
+        kept = {index: store.read(index) for index in range(len(prompts.captions))}
+        pictures = {index: picture for index, picture in kept.items() if picture is not None}
+        missing = [index for index in kept if index not in pictures]
         if missing:
-            self._draw_missing(way, prompts.captions, missing, store)
-        drawn = [picture or store.read(index) for index, picture in enumerate(kept)]
-        return [picture for picture in drawn if picture is not None]
+            pictures |= self._draw_missing(way, prompts.captions, missing, store)
+        return [pictures[index] for index in kept]
 
     def folder(self, way: Way) -> Path:
         """Where the pictures of a way are kept."""
         warp = "-".join(f"{name}{value:g}" for name, value in asdict(way.sampling).items())
         return self._settings.folder / self._bundle.manifest.digest[:12] / way.name / warp
 
-    def _draw_missing(self, way: Way, captions: Sequence[str], missing: Sequence[int], store: PictureStore) -> None:
-        client = self._client(way)
-        count = self._settings.concurrency
+    def _draw_missing(
+        self, way: Way, captions: Sequence[str], missing: Sequence[int], store: PictureStore
+    ) -> dict[int, DrawnPicture]:
+        client, count = self._client(way), self._settings.concurrency
+        rule = way.rule.name if way.rule else ""
 
-        def draw(index: int) -> None:
-            settings = GenerateSettings(
-                way.method.name, way.rule.name if way.rule else "", index, **asdict(way.sampling)
-            )
-            picture = client.generate(captions[index], settings)
-            store.write(index, DrawnPicture(picture.pixels, picture.report.to_dict(), count))
+        def draw(index: int) -> tuple[int, DrawnPicture]:
+            settings = GenerateSettings(way.method.name, rule, index, **asdict(way.sampling))
+            generated = client.generate(captions[index], settings)
+            picture = DrawnPicture(generated.pixels, generated.report.to_dict(), count)
+            store.write(index, picture)
+            return index, picture
 
-        with client, ThreadPoolExecutor(count, "draw") as pool, tqdm(total=len(missing), unit="picture") as bar:
-            bar.set_description(way.name)
+        with client, ThreadPoolExecutor(count, "draw") as pool:
             futures = [pool.submit(draw, index) for index in missing]
             try:
-                for future in as_completed(futures):
-                    future.result()
-                    bar.update()
+                finished = tqdm(as_completed(futures), way.name, len(missing), unit="picture")
+                return dict(future.result() for future in finished)
             except BaseException as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 if self._verifier is not None and isinstance(error, CiarError):
-                    self._verifier.check()
+                    self._verifier.check()  # if it died, its last words say more than the broken link
                 raise
 
     def _client(self, way: Way) -> DeviceClient:

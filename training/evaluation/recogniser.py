@@ -78,11 +78,11 @@ class Retrieval:
 
 def retrieval(ranks: NDArray[np.int64]) -> Retrieval:
     """Summary of ranks (n,)."""
-    within = [float((ranks <= limit).mean()) for limit in (1, 5, 10)]
-    return Retrieval(*within, float(np.median(ranks)))
+    first, five, ten = (float((ranks <= limit).mean()) for limit in (1, 5, 10))
+    return Retrieval(first, five, ten, float(np.median(ranks)))
 
 
 def name_embeddings(encoder: CaptionEncoder, names: Sequence[str]) -> Floats:
-    """Unit rows (names, width): the mean over the token features of each name, as all-MiniLM-L6-v2 is meant to be used."""
+    """Unit rows (names, width): the mean token features of each name, as all-MiniLM-L6-v2 is meant to be used."""
     rows = np.stack([encoder.encode(name).mean(axis=0, dtype=np.float64) for name in names])
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)

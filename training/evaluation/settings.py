@@ -172,7 +172,7 @@ class EvaluationSettings:
         if self.contact_sheet and "{method}" not in self.contact_sheet:
             raise ValueError(f"contact_sheet must hold {{method}}, or be empty, got {self.contact_sheet!r}")
         if self.sweeps and self.split == "test":
-            raise ValueError('split must be "val" for a sweep: figures of settings chosen on the test split mean nothing')
+            raise ValueError('split must be "val" for a sweep: what is chosen on test cannot be tested on it')
 
     def _check_choices(self) -> None:
         if self.split not in ("val", "test"):

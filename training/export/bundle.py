@@ -27,7 +27,7 @@ from training.export.drafter import export_drafter
 from training.graphs import open_graph
 from training.quantise import Precision, quantise
 
-__all__ = ["DRAFTER", "PARTS", "BundleModels", "BundleSettings", "write_bundle"]
+__all__ = ["DRAFTER", "DTYPES", "PARTS", "BundleModels", "BundleSettings", "stored_as", "write_bundle"]
 
 DRAFTER = "drafter.onnx"
 PARTS = {
@@ -43,6 +43,8 @@ PARTS = {
     "drafter.safetensors": "cloud",
     "drafter.json": "cloud",
 }
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Inspect = Callable[[Path], dict[str, Any]]
 
@@ -88,7 +90,8 @@ class BundleSettings:
         name: a short name for people.
         defaults: sampling settings the models were trained for.
         drafter, codec: precision of their graphs.
-        target_bfloat16: store the target's matrices in bfloat16, half the size.
+        target_dtype: of the target's stored matrices: float32, or float16 or bfloat16 at half the size. A loaded target
+            computes in float32 all the same; float16 rounds eight times finer.
         facts: more for people, kept in the manifest.
     """
 
@@ -96,12 +99,14 @@ class BundleSettings:
     defaults: SamplingSettings = field(default_factory=SamplingSettings)
     drafter: Precision = field(default_factory=Precision)
     codec: Precision = field(default_factory=lambda: Precision("fp32"))
-    target_bfloat16: bool = False
+    target_dtype: str = "float32"
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ValueError("name: it is empty; give the bundle a short name")
+        if self.target_dtype not in DTYPES:
+            raise ValueError(f"target_dtype: one of {', '.join(DTYPES)} is needed, not {self.target_dtype!r}")
 
 
 def write_bundle(
@@ -141,7 +146,9 @@ def _export(models: BundleModels, settings: BundleSettings, folder: Path) -> Non
     for name in (text_encoder.GRAPH, text_encoder.TOKENIZER):
         shutil.copyfile(models.text_encoder / name, folder / name)
     save_weights(
-        _stored(models.target, settings.target_bfloat16), folder / "target.safetensors", models.target.config.to_dict()
+        stored_as(models.target, DTYPES[settings.target_dtype]),
+        folder / "target.safetensors",
+        models.target.config.to_dict(),
     )
     save_weights(models.codec, folder / "image_codec.safetensors", asdict(models.codec.config))
     save_weights(models.drafter, folder / "drafter.safetensors", models.drafter.config.to_dict())
@@ -155,14 +162,12 @@ def _store(graph: Path, precision: Precision) -> None:
         quantised.replace(graph)
 
 
-def _stored(target: Transformer, bfloat16: bool) -> Transformer:
-    """The target as it is stored: matrices in bfloat16 if asked for; vectors are small and stay as they are."""
-    if not bfloat16:
-        return target
+def stored_as(target: Transformer, dtype: torch.dtype) -> Transformer:
+    """The target with its matrices in another precision; vectors are small and stay as they are."""
     stored = copy.deepcopy(target)
     for parameter in stored.parameters():
         if parameter.dim() > 1:
-            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.data = parameter.data.to(dtype)
     return stored
 
 

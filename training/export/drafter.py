@@ -78,7 +78,9 @@ class DrafterStep(nn.Module):
         super().__init__()
         self.drafter = drafter
 
-    def forward(self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(
+        self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, ...]:
         """Rows of p caption rows and n tokens that follow the past rows.
 
         Args:

@@ -13,18 +13,19 @@ from optimum.exporters.onnx.model_patcher import PatchingSpec
 from torch import Tensor
 
 from cloud.models import transformer
-from cloud.models.transformer import RMSNorm, Transformer
+from cloud.models.transformer import Transformer
 
 __all__ = ["specs"]
 
-_rms_norm, _rotate = RMSNorm.forward, transformer.rotate
+_rms_norm, _rotate = transformer.RMSNorm.forward, transformer.rotate
 _flatten, _unflatten, _chunk = Tensor.flatten, Tensor.unflatten, Tensor.chunk
 
 
 def specs() -> list[PatchingSpec]:
     """What optimum swaps while it traces a decoder."""
     return [
-        PatchingSpec(RMSNorm, "forward", _norm, _rms_norm),
+        PatchingSpec(transformer.RMSNorm, "forward", _norm, _rms_norm),
+        PatchingSpec(transformer.HeadNorm, "forward", _head_norm, transformer.HeadNorm.forward),
         PatchingSpec(transformer, "rotate", _turn, _rotate),
         PatchingSpec(Transformer, "_with_position", _with_position, Transformer._with_position),
         PatchingSpec(Tensor, "flatten", _flat, _flatten),
@@ -82,8 +83,13 @@ def _reshape(g: Any, x: Any, shape: list[int]) -> Any:
     return node
 
 
-def _norm(self: RMSNorm, x: Tensor) -> Tensor:
+def _norm(self: transformer.RMSNorm, x: Tensor) -> Tensor:
     return _Norm.apply(x, self.weight, self.eps)
+
+
+def _head_norm(self: transformer.HeadNorm, x: Tensor) -> Tensor:
+    # The tracer wants the normalised shape as a constant: a parameter's shape is one, an activation's is not.
+    return torch.layer_norm(x, self.weight.shape[-1:]) * self.weight + self.bias
 
 
 def _turn(x: Tensor, table: Tensor, layout: str) -> Tensor:

