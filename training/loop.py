@@ -59,6 +59,15 @@ class LoopSettings:
     init_from: Path | None = None
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        for name, choices in (("precision", PRECISIONS), ("compile", COMPILE_MODES), ("decay", DECAYS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("folder", "init_from"):
+            if isinstance(getattr(self, name), str):  # TOML knows no paths
+                object.__setattr__(self, name, Path(getattr(self, name)))
+
+    def _check_numbers(self) -> None:
         for name in ("steps", "batch_size", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -72,12 +81,6 @@ class LoopSettings:
             raise ValueError(f"decay_fraction must lie between 0 and 1, got {self.decay_fraction}")
         if not 0.0 <= self.ema_decay < 1.0:
             raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
-        for name, choices in (("precision", PRECISIONS), ("compile", COMPILE_MODES), ("decay", DECAYS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("folder", "init_from"):
-            if isinstance(getattr(self, name), str):  # TOML knows no paths
-                object.__setattr__(self, name, Path(getattr(self, name)))
 
     def rate(self, step: int) -> float:
         """Factor on every learning rate at `step` (0-based): warm-up, constant, decay to zero at `steps`."""

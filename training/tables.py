@@ -35,7 +35,7 @@ def read_tables(path: Path, known: tuple[str, ...]) -> dict[str, Any]:
 def settings_from(cls: type[T], path: Path, owner: str, table: Any, **extra: Any) -> T:
     """`cls(**table, **extra)` for a dataclass; lists become tuples. Raises ValueError naming file, table and key."""
     if not isinstance(table, dict):
-        raise ValueError(f"{path}: {owner} must be a table, got {table!r}")  # noqa: TRY004
+        raise ValueError(f"{path}: {owner} must be a table, got {table!r}")
     types = {item.name: str(item.type) for item in fields(cls) if item.name not in extra}  # type: ignore[arg-type]
     for name, value in table.items():
         if name not in types:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def teach(pace: AdaptivePace, confidences: list[float], accepted: int, seconds: 
         pace.judged(min(accepted, drafted), seconds)
 
 
-def frozen(**settings: float) -> AdaptivePace:
+def frozen(**settings: Any) -> AdaptivePace:
     """A pace that learns chances only, not speeds."""
     return AdaptivePace(memory=1.0, **settings)
 
@@ -47,7 +48,7 @@ def test_fixed_pace_wants_the_same_of_every_draft_whatever_it_hears() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"token_seconds": 100.0}, {"rate": 1e9}])
 @pytest.mark.parametrize("confidence", [0.0, UNSURE, 1.0])
-def test_every_draft_has_a_token(settings: dict[str, float], confidence: float) -> None:
+def test_every_draft_has_a_token(settings: dict[str, Any], confidence: float) -> None:
     assert length(AdaptivePace(**settings), run(confidence)) >= 1
 
 

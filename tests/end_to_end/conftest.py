@@ -65,9 +65,11 @@ def start_verifier(toy: Bundle) -> Iterator[StartVerifier]:
 
 
 @pytest.fixture
-def client(tmp_path: Path, toy: Bundle, verifier: Verifier) -> Client:
+def client(tmp_path: Path, toy: Bundle, verifier: Verifier) -> Iterator[Client]:
     """A device with the bundle at hand and the shared verifier."""
-    return Client(tmp_path, ["--bundle", str(toy.folder), "--server", verifier.address])
+    result = Client(tmp_path, ["--bundle", str(toy.folder), "--server", verifier.address])
+    yield result
+    result.close()
 
 
 @pytest.fixture

@@ -22,9 +22,20 @@ from protos import PROTOCOL, ciar_pb2_grpc
 from protos import ciar_pb2 as pb
 from shared.bundle import Manifest
 
-__all__ = ["Client", "Verifier", "channel_to", "converse", "opening", "wait_until"]
+__all__ = [
+    "GENERATE",
+    "Client",
+    "Result",
+    "Verifier",
+    "channel_to",
+    "converse",
+    "finish",
+    "opening",
+    "wait_until",
+]
 
 PATIENCE = 30.0
+GENERATE = "/ciar.v1.Verifier/Generate"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -49,6 +60,7 @@ class Verifier:
         self.port = port
         command = [sys.executable, "-m", "cloud.cli", "--bundle", str(bundle), "--port", str(port)]
         self._lines: list[str] = []
+        self._ended = False
         self._news = threading.Condition()
         self.process = subprocess.Popen(
             [*command, "--device", "cpu", "--dtype", "float32", "--threads", "1", *flags],
@@ -80,7 +92,7 @@ class Verifier:
 
         def seen() -> bool:
             found.extend(match for line in self._lines if (match := re.search(pattern, line.rstrip())))
-            return bool(found) or not self._reader.is_alive()
+            return bool(found) or self._ended
 
         with self._news:
             self._news.wait_for(seen, seconds)
@@ -115,6 +127,7 @@ class Verifier:
                 self._lines.append(line)
                 self._news.notify_all()
         with self._news:
+            self._ended = True
             self._news.notify_all()
 
 
@@ -133,6 +146,14 @@ class Client:
     flags: list[str] = field(default_factory=list)
     shell: str = ""
     python: str = sys.executable
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Ends what a failed test left running."""
+        for process in self.started:
+            if process.returncode is None:
+                process.kill()
+                process.communicate()
 
     @property
     def cache(self) -> Path:
@@ -145,7 +166,8 @@ class Client:
             command = ["/bin/sh", "-c", f'{self.shell} && exec "$@"', "sh", *command]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
         environment = ENVIRONMENT | {"CIAR_CACHE": str(self.cache), "HOME": str(self.folder)}
-        return subprocess.Popen(command, cwd=self.folder, env=environment, text=True, **pipes)
+        self.started.append(subprocess.Popen(command, cwd=self.folder, env=environment, text=True, **pipes))
+        return self.started[-1]
 
     def run(self, *flags: str, prompt: str | bytes = "a red cat", seconds: float = PATIENCE) -> Result:
         """Runs it to its end."""
@@ -179,11 +201,13 @@ class Result:
 
 
 def finish(process: subprocess.Popen[str], seconds: float = PATIENCE) -> Result:
-    """Waits for the end of a program; ends it when it does not come."""
+    """Waits for the end of a program; fails and ends it when it does not come in time."""
     try:
         stdout, stderr = process.communicate(timeout=seconds)
-    finally:
+    except subprocess.TimeoutExpired:
         process.kill()
+        process.communicate()
+        raise
     return Result(process.returncode, stdout, stderr)
 
 
@@ -227,9 +251,7 @@ def converse(channel: grpc.Channel, messages: Iterable[Any], seconds: float = 20
             yield message if isinstance(message, bytes) else message.SerializeToString()
         ended.wait(seconds)
 
-    generate: Any = channel.stream_stream(
-        "/ciar.v1.Verifier/Generate", response_deserializer=pb.CloudMessage.FromString
-    )
+    generate: Any = channel.stream_stream(GENERATE, response_deserializer=pb.CloudMessage.FromString)
     call = generate(requests(), timeout=seconds)
     try:
         return list(call)

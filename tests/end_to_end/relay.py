@@ -53,8 +53,7 @@ class Relay:
 
     def lose(self) -> None:
         """Swallows all that is sent on the present connections, for good and without a word; new ones are served."""
-        for end in list(self.ends):
-            end.lost = True
+        self._do(self._lose)
 
     def mend(self) -> None:
         """Passes bytes on again, those held back first."""
@@ -75,6 +74,10 @@ class Relay:
     def _abort(self) -> None:
         for end in list(self.ends):
             end.transport.abort()
+
+    def _lose(self) -> None:
+        for end in self.ends:
+            end.lost = True
 
     def _flush(self) -> None:
         for end in list(self.ends):

@@ -14,10 +14,13 @@ from typing import Any
 import grpc
 import pytest
 
+import cloud.cli
+from cloud.server import ServerSettings
 from device.client import DeviceClient, GenerateSettings
 from protos import ciar_pb2 as pb
 from protos import ciar_pb2_grpc
 from shared.bundle import Bundle, Manifest
+from shared.errors import SettingsError
 from tests.end_to_end.programs import Client, Result, Verifier, channel_to, converse, opening
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -297,12 +300,24 @@ def test_port_in_use_is_said(verifier: Verifier, toy: Bundle) -> None:
     [
         (["--max-sessions", "0"], 2, "max_sessions"),
         (["--port", "70000"], 2, "port"),
-        (["--idle-timeout", "nan"], 2, "idle_seconds"),
+        (["--drain-timeout", "0"], 2, "drain_seconds"),
         (["--bundle", "/nowhere"], 3, "/nowhere"),
     ],
 )
-def test_bad_flag_of_the_verifier_is_named(toy: Bundle, flags: list[str], code: int, words: str) -> None:
-    serve(toy, *flags).failed(code, words)
+def test_bad_flag_of_the_verifier_is_named(
+    toy: Bundle, flags: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cloud.cli.main(["--bundle", str(toy.folder), "--port", "0", *flags])
+    assert isinstance(ended.value.code, int)
+    Result(ended.value.code, *capsys.readouterr()).failed(code, words)
+
+
+@pytest.mark.parametrize("name", ["idle_seconds", "drain_seconds"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_time_that_the_verifier_cannot_wait_is_named(name: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=name):
+        ServerSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_verifier_does_not_serve_a_damaged_bundle(toy: Bundle, tmp_path: Path) -> None:

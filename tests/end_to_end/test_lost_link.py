@@ -22,7 +22,7 @@ from protos import ciar_pb2 as pb
 from shared.bundle import Bundle
 from shared.errors import RefusedError
 from tests.end_to_end.conftest import StartVerifier
-from tests.end_to_end.programs import Client, Verifier, channel_to, converse, finish, opening, wait_until
+from tests.end_to_end.programs import GENERATE, Client, Verifier, channel_to, converse, finish, opening, wait_until
 from tests.end_to_end.relay import Relay
 
 PROMPT = "a red cat"
@@ -161,7 +161,7 @@ def test_dead_connection_is_left_for_a_new_one(relay: Relay, toy: Bundle, plain:
 
 def test_picture_that_comes_back_takes_its_own_slot_again(narrow: Verifier, toy: Bundle) -> None:
     with channel_to(narrow.address) as lost, channel_to(narrow.address) as found:
-        held: Any = lost.stream_stream("/ciar.v1.Verifier/Generate", response_deserializer=pb.CloudMessage.FromString)
+        held: Any = lost.stream_stream(GENERATE, response_deserializer=pb.CloudMessage.FromString)
         release = threading.Event()
         call = held(_kept_open(opening(toy.manifest, method="sd").SerializeToString(), release), timeout=20)
         try:
@@ -193,29 +193,24 @@ def test_another_bundle_behind_the_same_address_ends_the_picture(
 # -- the picture is given up ----------------------------------------------------------------------------------------
 
 
+Drawing = Callable[..., "subprocess.Popen[str]"]
+
+
 @pytest.fixture
-def drawing(client: Client, relay: Relay) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a device on a slow link, in the middle of a picture."""
-    started: list[subprocess.Popen[str]] = []
+def drawing(client: Client, relay: Relay) -> Drawing:
+    """Starts a device on a slow link; gives it back in the middle of a picture that will not end by itself."""
 
     def start(port: int, *flags: str) -> subprocess.Popen[str]:
         relay.target, relay.delay = port, 0.03
         slowly = ["--draft-length", "1", "--preview", "--output", "slow.png"]
         process = client.start("--server", relay.address, *slowly, *flags)
-        started.append(process)
         middle = client.folder / "slow.preview.png"
         wait_until(lambda: middle.exists() or process.poll() is not None, "the middle of a picture")
+        relay.delay = 1.0
         assert process.poll() is None, finish(process).stderr
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-Drawing = Callable[..., "subprocess.Popen[str]"]
+    return start
 
 
 def test_verifier_killed_for_good_is_said(drawing: Drawing, start_verifier: StartVerifier, client: Client) -> None:
@@ -293,9 +288,9 @@ def test_killed_device_frees_its_slot(drawing: Drawing, narrow: Verifier, client
 def test_full_verifier_is_waited_for_and_then_given_up(drawing: Drawing, narrow: Verifier, client: Client) -> None:
     process = drawing(narrow.port)
     client.run("--server", narrow.address, "--retry-timeout", "0.5").failed(6, "every slot of the verifier is taken")
+    refused = narrow.log.count("BusyError")
     waiting = client.start("--server", narrow.address, "--retry-timeout", "20")
-    narrow_log = narrow.log.count("BusyError")
-    wait_until(lambda: narrow.log.count("BusyError") > narrow_log, "the next device waits")
+    wait_until(lambda: narrow.log.count("BusyError") > refused, "the next device waits")
     process.kill()
     finish(process)
     assert finish(waiting).code == 0

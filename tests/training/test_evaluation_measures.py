@@ -14,11 +14,13 @@ from tests.training.evaluation_sprites import sprite_set
 from training.data.backgrounds import COLOURS
 from training.data.claims import BACKGROUNDS
 from training.data.scene_dataset import evaluation_scenes
-from training.data.settings import SceneSettings
+from training.data.settings import DataSettings, SceneSettings
 from training.evaluation.background import background_colours, shows_background
+from training.evaluation.features import FeatureExtractor
 from training.evaluation.frechet import frechet_distance
-from training.evaluation.measures import Cost, Figures, Share, cost_of
+from training.evaluation.measures import Cost, Figures, Judge, Share, cost_of
 from training.evaluation.pictures import DrawnPicture
+from training.evaluation.prompts import scene_prompts
 from training.evaluation.recogniser import Recogniser, Retrieval, retrieval
 from training.evaluation.samples import save_samples
 from training.evaluation.tables import markdown_table
@@ -74,6 +76,13 @@ def test_more_features_than_rows_change_nothing():
 def test_sets_without_a_distance_are_refused(shapes):
     with pytest.raises(ValueError, match=r"rows"):
         frechet_distance(*(np.zeros(shape) for shape in shapes))
+
+
+def test_real_pictures_are_nearer_to_others_of_their_split_than_repainted_ones_are():
+    prompts = scene_prompts(SPRITES, DataSettings(size=32), 40, seed=0)
+    judge = Judge(prompts, FeatureExtractor(side=64), None, {})
+    inverted = [255 - picture for picture in prompts.pictures]
+    assert 0.0 < judge.figures(prompts.pictures).frechet < judge.figures(inverted).frechet
 
 
 # -- retrieval -------------------------------------------------------------------------------------------------------
@@ -183,7 +192,10 @@ def test_cost_is_the_mean_over_pictures_and_acceptance_that_over_tokens():
 
 def test_the_table_has_a_row_a_set_and_no_empty_columns():
     retrieved = Retrieval(0.5, 0.75, 1.0, 2.0)
-    rows = {"real": Figures(4, 12.34, retrieved, {"solid": Share(1, 2), "gradient": Share(0, 0)}), "sd": Figures(4, 1.0)}
+    rows = {
+        "real": Figures(4, 12.34, retrieved, {"solid": Share(1, 2), "gradient": Share(0, 0)}),
+        "sd": Figures(4, 1.0),
+    }
     assert markdown_table(rows).splitlines() == [
         "| pictures | n | Frechet | R@1 | R@5 | R@10 | median rank | solid background |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -193,13 +205,13 @@ def test_the_table_has_a_row_a_set_and_no_empty_columns():
 
 
 def test_sample_sheets_are_palette_pictures_that_fit_the_limit(tmp_path: Path):
-    pictures, captions = [scene.image for scene in scenes("gradient", 8)], ["a caption"] * 8
+    pictures, captions = list(RNG.integers(0, 256, (8, 64, 64, 3), np.uint8)), ["a caption"] * 8
     sizes = {}
-    for limit in (1_000_000, 12_000):
+    for limit in (1_000_000, 20_000):
         path = tmp_path / "sheets" / f"{limit}.png"
         save_samples(pictures, captions, path, limit)
         sizes[limit] = path.stat().st_size
         with Image.open(io.BytesIO(path.read_bytes())) as sheet:
             assert sheet.mode == "P"
-    assert sizes[12_000] < sizes[1_000_000]
+    assert sizes[20_000] < 20_000 < sizes[1_000_000]
     assert [path.suffix for path in (tmp_path / "sheets").iterdir()] == [".png", ".png"]

@@ -40,7 +40,7 @@ class Quarters(Dataset[tuple[Tensor, str]]):
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodecTrainingSettings:
     monkeypatch.setattr(stage, "open_images", lambda data, split: Quarters())
     loop = LoopSettings(
-        folder=tmp_path, steps=200, batch_size=8, precision="fp32", warmup_steps=5, ema_decay=0.9, threads=1
+        folder=tmp_path, steps=120, batch_size=8, precision="fp32", warmup_steps=5, ema_decay=0.9, threads=1
     )
     return CodecTrainingSettings(
         data=DataSettings(size=32),

@@ -24,7 +24,7 @@ class Recogniser:
     """A fitted recogniser.
 
     Args:
-        names: embeddings of the concepts' names, unit rows (concepts, width).
+        names: embeddings of the concepts' names less their mean, unit rows (concepts, width).
         weights: features to embeddings, (features, width).
         feature_mean, name_mean: what was subtracted before the fit.
     """
@@ -43,9 +43,13 @@ class Recogniser:
         Args:
             features: (n, features).
             concepts: row of `names` that each picture shows, (n,).
-            names: unit rows (concepts, width).
+            names: unit rows (concepts, width), at least two.
             ridge: added to the diagonal of the features' Gram matrix.
         """
+        if len(names) < 2:
+            raise ValueError(f"a recogniser needs at least two concepts, got {len(names)}")
+        # What all names share says nothing of a concept, yet takes up most of every cosine.
+        names = _unit(names - names.mean(axis=0))
         rows, wanted = features.astype(np.float64), names[concepts]
         feature_mean, name_mean = rows.mean(axis=0), wanted.mean(axis=0)
         rows -= feature_mean
@@ -84,5 +88,8 @@ def retrieval(ranks: NDArray[np.int64]) -> Retrieval:
 
 def name_embeddings(encoder: CaptionEncoder, names: Sequence[str]) -> Floats:
     """Unit rows (names, width): the mean token features of each name, as all-MiniLM-L6-v2 is meant to be used."""
-    rows = np.stack([encoder.encode(name).mean(axis=0, dtype=np.float64) for name in names])
+    return _unit(np.stack([encoder.encode(name).mean(axis=0, dtype=np.float64) for name in names]))
+
+
+def _unit(rows: Floats) -> Floats:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
