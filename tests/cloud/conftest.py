@@ -86,7 +86,7 @@ def make_request(model: Transformer, features: Tensor) -> MakeRequest:
         found = find_method(method)
         transcript = Transcript(model.config.grid, VOCABULARY)
         transcript.extend(tokens, Provenance.SAMPLED)
-        defaults = {"sampling": SamplingSettings(temperature=0.8, top_k=5, guidance=2.0), "seed": 11}
+        defaults: dict[str, Any] = {"sampling": SamplingSettings(temperature=0.8, top_k=5, guidance=2.0), "seed": 11}
         return Request("picture", features.numpy(), transcript, found, find_rule(found, rule), **defaults | fields)
 
     return make

@@ -111,7 +111,7 @@ def test_a_value_of_any_length_is_quoted_in_part(ask: Callable[..., Any]) -> Non
     assert len(str(refusal.value)) < 400
 
 
-SAMPLING = {"temperature": 0.7, "top_k": 4, "top_p": 0.95, "guidance": 3.3}
+SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_k": 4, "top_p": 0.95, "guidance": 3.3}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from cloud.engine import Caption, Engine, Feed
 from cloud.methods.sampler import sample
 from cloud.methods.verifier import verify
-from cloud.models.transformer import Transformer
+from cloud.models.transformer import Rows, Transformer
 from cloud.scheduler import Scheduler, Task
 from cloud.session import AWAIT_DRAFT, Request, Session, Work
 from protos import ciar_pb2 as pb
@@ -406,9 +406,12 @@ def test_the_engine_computes_on_its_own_thread_alone(
 ) -> None:
     threads: set[str] = set()
     forward = engine.forward
-    monkeypatch.setattr(
-        engine, "forward", lambda feeds: (threads.add(threading.current_thread().name), forward(feeds))[1]
-    )
+
+    def watched(feeds: Sequence[Feed]) -> list[Rows]:
+        threads.add(threading.current_thread().name)
+        return forward(feeds)
+
+    monkeypatch.setattr(engine, "forward", watched)
     scheduler.start()
     run = make()
     scheduler.submit(run.task)

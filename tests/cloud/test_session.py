@@ -269,7 +269,7 @@ def test_a_viewer_is_sent_what_was_committed_since(begin: Callable[..., Session]
 
 def take(session: Session, *drafts: pb.Draft) -> pb.Draft | None:
     """The draft that a method gets when these arrive."""
-    return drive(session, session.next_draft(), drafts)  # type: ignore[no-any-return]
+    return drive(session, session.next_draft(), drafts)
 
 
 def test_a_draft_that_continues_the_transcript_is_taken(begin: Callable[..., Session]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from cloud.shadow_drafter import ShadowDrafter
 from shared.bundle import Bundle
-from shared.graphs import DrafterCache
+from shared.graphs import DrafterCache, DraftRows
 from shared.sampling import SamplingSettings, probabilities, warp
 
 SIZE, VOCABULARY = 6, 5
@@ -121,7 +122,12 @@ def test_rows_depend_on_the_caption_and_on_every_earlier_token(
 def test_nothing_is_fed_twice(shadow: ShadowDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
     feed = shadow._cache.feed
-    monkeypatch.setattr(shadow._cache, "feed", lambda tokens: (fed.extend(tokens), feed(tokens))[1])
+
+    def watched(tokens: Sequence[int]) -> DraftRows:
+        fed.extend(tokens)
+        return feed(tokens)
+
+    monkeypatch.setattr(shadow._cache, "feed", watched)
     shadow.probs([], [1, 2, 3])
     shadow.probs([1, 2], [4])
     shadow.probs([1, 2, 4], [0, 0])

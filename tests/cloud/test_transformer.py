@@ -267,9 +267,8 @@ def test_causal_attention_is_dense_softmax_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(2, 5, 3, 4, generator=generator) for _ in range(3))
     attended = CausalAttention(5)(0, queries, torch.stack([keys, values], -3))
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (queries, keys, values)), is_causal=True
-    )
+    q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(attended, expected.transpose(1, 2).flatten(-2), rtol=TOLERANCE, atol=TOLERANCE)
 
 

@@ -22,7 +22,7 @@ CLEAN = {name: value for name, value in ENVIRONMENT.items() if name not in ("PYT
 
 def pip(python: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [str(python), "-m", "pip", *arguments]
-    return subprocess.run(command, cwd=folder, env=CLEAN, capture_output=True, text=True, timeout=270)
+    return subprocess.run(command, cwd=folder, env=CLEAN, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_base_install_draws_pictures_without_torch(
     installed: Path, tmp_path: Path, toy: Bundle, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,7 @@ def test_base_install_draws_pictures_without_torch(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_base_install_has_the_commands_and_their_help(installed: Path, tmp_path: Path) -> None:
     program = installed.with_name("device-client")
     process = subprocess.Popen(

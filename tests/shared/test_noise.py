@@ -23,7 +23,7 @@ KNOWN = [
         [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
     ),
 ]
-NAME = {"seed": 0x1234567_89ABCDEF, "purpose": 1, "positions": [7], "round": 3}
+NAME: dict[str, Any] = {"seed": 0x1234567_89ABCDEF, "purpose": 1, "positions": [7], "round": 3}
 
 
 def words(**changes: Any) -> list[int]:
@@ -83,9 +83,9 @@ def test_a_lane_does_not_depend_on_how_many_lanes_are_asked_for(lanes: int) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"seed": NAME["seed"] ^ 1},  # type: ignore[operator]
-        {"seed": NAME["seed"] ^ (1 << 32)},  # type: ignore[operator]
-        {"seed": NAME["seed"] ^ (1 << 63)},  # type: ignore[operator]
+        {"seed": NAME["seed"] ^ 1},
+        {"seed": NAME["seed"] ^ (1 << 32)},
+        {"seed": NAME["seed"] ^ (1 << 63)},
         {"purpose": 2},
         {"positions": [8]},
         {"positions": [7 + 2**31]},

@@ -83,11 +83,11 @@ class Judge:
     def __init__(
         self, prompts: PromptList, extractor: FeatureExtractor, recogniser: Recogniser | None, concepts: dict[str, int]
     ) -> None:
-        self._prompts, self._extractor, self._recogniser = prompts, extractor, recogniser
+        self._prompts, self._extractor = prompts, extractor
+        self._recogniser = recogniser if prompts.single else None
         self._reference = extractor(prompts.reference, "reference")
-        self._asked = np.array([], np.int64)
-        if prompts.single and prompts.claims is not None:
-            self._asked = np.array([concepts[claims.objects[0].code] for claims in prompts.claims], np.int64)
+        codes = [claims.objects[0].code for claims in prompts.claims or ()] if self._recogniser else []
+        self._asked = np.array([concepts[code] for code in codes], np.int64)
 
     def figures(self, pictures: Sequence[Pixels], cost: Cost | None = None) -> Figures:
         """Figures of one picture a prompt, in the prompts' order, from the first prompt on."""
@@ -101,7 +101,7 @@ class Judge:
         )
 
     def _retrieval(self, features: NDArray[np.float32]) -> Retrieval | None:
-        if self._recogniser is None or not self._prompts.single:
+        if self._recogniser is None:
             return None
         return retrieval(self._recogniser.ranks(features, self._asked[: len(features)]))
 

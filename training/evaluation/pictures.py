@@ -29,7 +29,7 @@ _NOTE = "evaluation"
 # A slot of the verifier is free a moment after its picture is done: a spare one saves the next picture a wait.
 _SPARE_SESSIONS = 2
 # Patient: many pictures share few cores here, and a slow answer is no lost link.
-_PATIENCE = LinkSettings(connect_seconds=60.0, silence_seconds=600.0, retry_seconds=60.0)
+_PATIENCE = LinkSettings(connect_seconds=60.0, silence_seconds=300.0, retry_seconds=60.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -163,9 +163,10 @@ def _changes(sampling: Any) -> str:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the block as Ctrl-C does, so that the verifier ends too."""
+    """Lets SIGTERM end the block as Ctrl-C does, so that the verifier ends too. The first one is enough."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -12,7 +12,7 @@ from typing import Any
 from training.data.claims import BACKGROUNDS, BackgroundKind
 from training.evaluation.measures import Figures
 
-__all__ = ["markdown_table", "write_json"]
+__all__ = ["as_json", "markdown_table", "write_json"]
 
 Column = Callable[[Figures], float | None]
 
