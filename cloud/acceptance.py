@@ -7,6 +7,7 @@ share `AcceptanceRule`; `judge_chain` walks a draft with any of them, `judge_blo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,7 +64,8 @@ class Lossless:
         drawn = tokens.unsqueeze(-1)
         draft = draft_probs.gather(-1, drawn).squeeze(-1)
         target = target_probs.gather(-1, drawn).squeeze(-1)
-        return torch.where(target >= draft, 1.0, target / draft)
+        # A token that both rows exclude (the device's kernels round unlike the shadow drafter's) is not accepted.
+        return torch.where(target >= draft, (target > 0.0).to(target.dtype), target / draft)
 
     def resample(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
         return residual(draft_probs, target_probs)
@@ -152,10 +154,11 @@ def block_acceptance(draft_probs: Tensor, target_probs: Tensor, tokens: Sequence
     count = len(tokens)
     draft, target = draft_probs.double(), target_probs[:count].double()
     index = torch.arange(count, device=draft.device), torch.tensor(tokens, device=draft.device)
-    log_ratio = target[index].log() - draft[index].log()
+    log_ratio = torch.where(target[index] > 0.0, target[index].log() - draft[index].log(), -torch.inf)
     weights = [0.0]
     for step in log_ratio.tolist():
-        weights.append(min(0.0, weights[-1] + step))
+        # What was excluded once stays so: -inf + inf would be NaN, and min() would take 0 for it.
+        weights.append(-math.inf if weights[-1] == -math.inf else min(0.0, weights[-1] + step))
     a = torch.tensor(weights, dtype=torch.float64, device=draft.device).exp()
     left = (a[1:count].unsqueeze(-1) * target[1:] - draft[1:]).clamp_min(0.0).sum(-1)
     denominator = left + 1.0 - a[1:count]

@@ -14,6 +14,9 @@ from shared.transcript import Transcript
 
 __all__ = ["admit"]
 
+# Half of what noise keys hold, so that a picture can count on from any epoch it begins with.
+_EPOCHS = 2**23
+
 
 def admit(opening: pb.Open, manifest: Manifest, captions: CaptionEncoder) -> Request:
     """Checks an opening message and encodes its prompt.
@@ -34,8 +37,8 @@ def admit(opening: pb.Open, manifest: Manifest, captions: CaptionEncoder) -> Req
         top_p=round(opening.sampling.top_p, 6),
         guidance=round(opening.sampling.guidance, 6),
     )
-    if opening.epoch >= 2**24:
-        raise ProtocolError(f"epoch: 0..{2**24 - 1} is allowed, not {opening.epoch}")
+    if opening.epoch >= _EPOCHS:
+        raise ProtocolError(f"epoch: 0..{_EPOCHS - 1} is allowed, not {opening.epoch}")
     return Request(
         generation=opening.generation[:64],
         features=captions.encode(opening.prompt),

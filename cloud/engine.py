@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from cloud.kv_cache import KVCache, Sequence
 from cloud.models.packed import pack_linears
-from cloud.models.transformer import Rows, Transformer
+from cloud.models.transformer import Rows, Transformer, rotary_table
 
 __all__ = ["Caption", "Engine", "Feed"]
 
@@ -101,7 +101,7 @@ class Engine:
         self.device, self.dtype = torch.device(device), dtype
         self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         # Angles stay in float32: in bfloat16 far columns would share one angle.
-        self.model.table = self.model.table.float()
+        self.model.table = rotary_table(model.config).to(self.device)
         if self.device.type == "cpu" and dtype == torch.bfloat16:
             pack_linears(self.model)
         self.config = model.config
@@ -136,12 +136,18 @@ class Engine:
         ]
 
     def _spans(self, feeds: List[Feed]) -> tuple[list[_Span], list[Tensor]]:
+        if len({id(feed.sequence) for feed in feeds}) < len(feeds):
+            raise ValueError("a feed of a sequence that another feed of the same pass grows")
         spans, indices, start = [], [], 0
         for feed in feeds:
             rows = len(feed.tokens) + (self.config.prefix_rows if feed.caption is not None else 0)
             past = feed.sequence.length
             if not rows or past + rows > self.config.length or not 1 <= feed.wanted <= rows:
                 raise ValueError(f"a feed of {rows} rows behind {past}, {feed.wanted} wanted, of {self.config.length}")
+            if (feed.caption is None) == (past == 0):
+                raise ValueError(
+                    f"a feed of {rows} rows behind {past}: a caption begins a sequence, and nothing else does"
+                )
             span = _Span(feed.sequence, start, rows, past + rows)
             if rows > 1:
                 span.mask = torch.ones(rows, span.length, dtype=torch.bool, device=self.device).tril(past)

@@ -72,7 +72,13 @@ class KVCache:
         return Sequence(self._free.pop(), 2 if guided else 1)
 
     def release(self, sequence: Sequence) -> None:
-        """Gives the slot back."""
+        """Gives the slot back.
+
+        Raises:
+            ValueError: it was given back already.
+        """
+        if sequence.slot in self._free:
+            raise ValueError(f"slot {sequence.slot} was released already")
         self._free.append(sequence.slot)
 
     def flat_rows(self, sequence: Sequence, indices: Tensor) -> Tensor:

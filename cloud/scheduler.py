@@ -131,7 +131,7 @@ class Scheduler:
         try:
             task.session = task.start()
         except Exception as error:
-            task.finished(None, error)
+            self._tell(task, None, error)
             return
         task.work = task.method(task.session)
         self._tasks.append(task)
@@ -157,7 +157,14 @@ class Scheduler:
     def _end(self, task: Task, error: BaseException | None) -> None:
         session = task.session
         self._remove(task)
-        task.finished(session, error)
+        self._tell(task, session, error)
+
+    def _tell(self, task: Task, session: Session | None, error: BaseException | None) -> None:
+        # A callback that raises must not end the thread that all generations share.
+        try:
+            task.finished(session, error)
+        except Exception:
+            log.exception("the end of a generation could not be told")
 
     def _remove(self, task: Task) -> None:
         if task not in self._tasks:

@@ -46,7 +46,7 @@ class BundleFile:
 
     def __post_init__(self) -> None:
         pure = PurePosixPath(self.path)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\\" in self.path:
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\\" in self.path or ":" in self.path:
             raise BundleError(f"{MANIFEST}: the path {self.path!r} leaves the bundle's folder")
         if self.part not in _PARTS:
             raise BundleError(f"{MANIFEST}: {self.path}: part is one of {', '.join(_PARTS)}, not {self.part!r}")
@@ -77,6 +77,12 @@ class Manifest:
     defaults: SamplingSettings
     files: tuple[BundleFile, ...]
     models: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        kinds = {"name": str, "vocabulary": int, "image_size": int, "prefix_rows": int, "codebook_digest": str}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name}: {kind.__name__} is needed, not {getattr(self, name)!r}")
 
     @property
     def digest(self) -> str:
@@ -152,6 +158,8 @@ class Bundle:
             text = (folder / MANIFEST).read_text(encoding="utf-8")
         except OSError as error:
             raise BundleError(f"{folder}: no bundle there ({MANIFEST}: {error.strerror or error})") from error
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{folder / MANIFEST}: not a bundle manifest ({error})") from error
         bundle = cls(folder, Manifest.from_json(text, str(folder / MANIFEST)))
         if damaged := bundle.damaged(*parts):
             raise BundleError(f"{folder / damaged[0].path}: missing or damaged (its SHA-256 does not match {MANIFEST})")

@@ -136,7 +136,13 @@ class DrafterCache:
         return DraftRows(rows.centre[first:], rows.radius[first:], rows.hidden[first:])
 
     def feed(self, tokens: Sequence[int]) -> DraftRows:
-        """Feeds n tokens; returns the n rows that predict the positions behind each."""
+        """Feeds n tokens; returns the n rows that predict the positions behind each.
+
+        Raises:
+            ValueError: no caption was fed yet.
+        """
+        if not self._rows:
+            raise ValueError("tokens were fed before the caption: call prefill first")
         return self._run(np.zeros((1, 0, self._width), np.float32), 0, tokens)
 
     def truncate(self, length: int) -> None:

@@ -36,4 +36,6 @@ def probability_bounds(log_probs: Any, radius: Any) -> tuple[Any, Any]:
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
-    return 0.5 * (1.0 + xp.tanh(0.5 * x))
+    # From the small side: 1 + tanh would lose all digits of a small probability.
+    power = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1.0 / (1.0 + power), power / (1.0 + power))

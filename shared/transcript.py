@@ -92,10 +92,12 @@ class Transcript:
             provenance: one for all, or one for each.
 
         Raises:
-            ProtocolError: an id is out of range, or the grid has no room; nothing is committed then.
+            ProtocolError: an id is out of range, the grid has no room, or the lengths differ; nothing is committed then.
         """
         new = [int(token) for token in tokens]
         kinds = [provenance] * len(new) if isinstance(provenance, Provenance) else list(provenance)
+        if len(kinds) != len(new):
+            raise ProtocolError(f"transcript: {len(new)} tokens but {len(kinds)} provenances")
         if len(self) + len(new) > self.grid.size:
             raise ProtocolError(f"transcript: {len(self)} + {len(new)} tokens exceed the {self.grid} grid")
         check_ids(new, len(self), self.vocabulary)
@@ -103,7 +105,13 @@ class Transcript:
         self._provenance += kinds
 
     def truncate(self, length: int) -> None:
-        """Forgets the tokens from position `length` on."""
+        """Forgets the tokens from position `length` on.
+
+        Raises:
+            ValueError: `length` is negative.
+        """
+        if length < 0:
+            raise ValueError(f"length: at least 0 is needed, not {length}")
         del self._tokens[length:], self._provenance[length:]
 
     def count(self, provenance: Provenance) -> int:

@@ -56,7 +56,7 @@ def test_stopping_verifier_ends_what_it_began_takes_nothing_new_and_says_so(
         picture = device.generate("a red cat", GenerateSettings("sd", seed=2), on_progress=stop)
         assert next(watch).status == NOT_SERVING
         # The watcher is still there, and no reason to stay.
-        assert verifier.process.wait(10) == 0
+        assert verifier.process.wait(20) == 0
         watch.cancel()
     assert picture.transcript.tokens == plain
     assert picture.report.resumed == 0
@@ -67,7 +67,7 @@ def test_idle_verifier_stops_at_once(start_verifier: StartVerifier) -> None:
     verifier = start_verifier()
     begun = time.monotonic()
     assert verifier.stop(signal.SIGINT) == 0
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert "Traceback" not in verifier.log
 
 
@@ -81,7 +81,7 @@ def test_picture_that_outlasts_the_drain_goes_on_at_the_successor(
         if done >= 20 and not successors:
             begun = time.monotonic()
             assert verifier.stop() == 0
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 20
             successors.append(start_verifier(port=verifier.port))
 
     with DeviceClient(verifier.address, bundle=toy.folder) as device:
@@ -98,7 +98,7 @@ def test_second_signal_ends_a_verifier_at_once(start_verifier: StartVerifier, to
         if done >= 20 and not codes:
             verifier.process.send_signal(signal.SIGTERM)
             verifier.logged("stopping: pictures in progress may end")
-            codes.append(verifier.stop(seconds=5))
+            codes.append(verifier.stop(seconds=20))
             raise KeyboardInterrupt
 
     with DeviceClient(verifier.address, bundle=toy.folder) as device, pytest.raises(KeyboardInterrupt):

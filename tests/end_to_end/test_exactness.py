@@ -38,10 +38,10 @@ from tests.end_to_end.serving import serving
 from training.toy import write_toy_bundle
 
 PROMPT = "a red apple"
-SAMPLING = SamplingSettings(temperature=0.8, top_k=3, guidance=1.5)
+SAMPLING = SamplingSettings(temperature=1.3, top_k=3, guidance=1.5)
 DRAFT_LENGTH = 3
 PICTURES = 1200
-PICTURES_WITH_BUG = 600
+PICTURES_WITH_BUG = 800
 # Of a right rule, one in ten thousand sets of seeds would fail; the planted bugs are far below.
 LEVEL = 1e-4
 
@@ -49,7 +49,7 @@ LEVEL = 1e-4
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder: Path = tmp_path_factory.mktemp("toy") / "bundle"
-    return write_toy_bundle(folder, vocabulary=4, rows=2, cols=2, seed=3)
+    return write_toy_bundle(folder, vocabulary=4, rows=2, cols=2, seed=3, drafter_noise=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,7 @@ def fit(drawn: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> f
     return float(stats.power_divergence(observed, expected, lambda_="log-likelihood").pvalue)
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("rule", ["gumbel", "mrs", "block"])
+@pytest.mark.parametrize(("rule", "in_flight"), [("gumbel", 1), ("mrs", 1), ("block", 1), ("block", 3)])
 def test_rule_gives_the_targets_joint_law(
     bundle: Bundle, law: dict[tuple[int, ...], float], rule: str, in_flight: int
 ) -> None:

@@ -219,7 +219,7 @@ def test_verifier_killed_for_good_is_said(drawing: Drawing, start_verifier: Star
     mortal.stop(signal.SIGKILL)
     begun = time.monotonic()
     result = finish(process, 10)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 10
     result.failed(4, "of 64 tokens done", "did not come back within 1 s")
     assert not list(client.folder.glob("*slow*"))
 
