@@ -40,7 +40,8 @@ def admit(opening: pb.Open, manifest: Manifest, captions: CaptionEncoder) -> Req
     if opening.epoch >= _EPOCHS:
         raise ProtocolError(f"epoch: 0..{_EPOCHS - 1} is allowed, not {opening.epoch}")
     return Request(
-        generation=opening.generation[:64],
+        # It goes into the log, where it must not pass for lines of its own.
+        generation=opening.generation[:64].encode("unicode_escape").decode(),
         features=captions.encode(opening.prompt),
         transcript=Transcript.restore(manifest.grid, manifest.vocabulary, opening.tokens, opening.provenance),
         method=method,

@@ -12,7 +12,7 @@ from pathlib import Path
 from cloud.server import Server, ServerSettings
 from cloud.verifier import Verifier, VerifierSettings
 from shared.bundle import Bundle, default_bundle_folder
-from shared.errors import EXIT_INTERRUPTED, CiarError
+from shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, CiarError
 
 __all__ = ["main"]
 
@@ -55,34 +55,42 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception:
+        log.exception("this is a defect of the program; please report it")
+        sys.exit(EXIT_DEFECT)
 
 
 async def _serve(options: argparse.Namespace) -> None:
     settings = ServerSettings(options.host, options.port, options.idle_timeout, options.drain_timeout)
     computing = VerifierSettings(options.device, options.dtype, options.threads, options.max_sessions)
     verifier = Verifier(Bundle.open(options.bundle), computing)
+    stop = _stop_on_signal()
     try:
         server = Server(verifier, settings)
         port = await server.start()
         manifest, engine = verifier.bundle.manifest, verifier.scheduler.engine
         log.info("serving bundle %s (%.12s) on %s:%d", manifest.name, manifest.digest, options.host, port)
         log.info("target on %s in %s, %d sessions at most", engine.device, engine.dtype, computing.max_sessions)
-        await _until_signal()
+        await stop.wait()
+        _restore_signals()
         log.info("stopping: pictures in progress may end within %g s", settings.drain_seconds)
         await server.stop()
     finally:
         verifier.close()
 
 
-async def _until_signal() -> None:
-    """Waits for SIGTERM or SIGINT; a second one ends the process at once."""
+def _stop_on_signal() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _restore_signals() -> None:
+    """From now on a signal ends the process at once."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 20
 _CHUNK = 1 << 18
+_DAY = 86400
 _STATUS = {
     SettingsError: grpc.StatusCode.INVALID_ARGUMENT,
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -102,6 +105,9 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
         self.manifest = verifier.bundle.manifest
         self.idle_seconds = idle_seconds
         self.active = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._pictures: dict[str, tuple[_Stream, Task]] = {}
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
         manifest, engine = self.manifest, self.verifier.scheduler.engine
@@ -140,13 +146,17 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[pb.DeviceMessage], context: Any
     ) -> AsyncIterator[pb.CloudMessage]:
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the verifier is stopping and takes no new pictures")
         stream, begun = _Stream(), time.perf_counter()
         task: Task | None = None
         reader: asyncio.Task[None] | None = None
         self.active += 1
         try:
             request = await self._admit(request_iterator, stream)
+            self._take_over(request)
             task = self.verifier.begin(request, stream.emit, stream.finished)
+            self._pictures[request.generation] = stream, task
             reader = asyncio.create_task(self._read(request_iterator, stream, task, request))
             async for message in stream.messages(task, self.idle_seconds):
                 yield message
@@ -160,10 +170,30 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
         finally:
             # An abandoned call would stay alive, and with it the slot.
             self.active -= 1
+            if not self.active:
+                self._idle.set()
             if reader is not None:
                 reader.cancel()
             if task is not None:
                 self.verifier.scheduler.cancel(task)
+                if self._pictures.get(request.generation) == (stream, task):
+                    del self._pictures[request.generation]
+
+    def _take_over(self, request: Request) -> None:
+        """Ends an older stream of the same picture: its device lost the link and came back before that was noticed."""
+        if request.generation and request.generation in self._pictures:
+            stream, task = self._pictures[request.generation]
+            # Before the new session begins, so that its slot is free.
+            self.verifier.scheduler.cancel(task)
+            stream.fail(LinkError("the picture was taken up again on another stream"))
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new pictures and waits until those in progress are done, or for some seconds."""
+        self._draining = True
+        self._idle.clear()
+        if self.active:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
     async def _admit(self, requests: AsyncIterator[pb.DeviceMessage], stream: _Stream) -> Request:
         try:
@@ -172,12 +202,22 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
             raise LinkError(f"the stream began without a message for {self.idle_seconds:g} s") from None
         except StopAsyncIteration:
             raise ProtocolError("the stream ended before it began: no Open message came") from None
+        except DecodeError as error:
+            raise ProtocolError(f"the first message of the stream cannot be read: {error}") from None
         if not first.HasField("open"):
             raise ProtocolError(f"a stream begins with Open, not with {first.WhichOneof('body')}")
         stream.bytes_in += first.ByteSize()
         return await asyncio.to_thread(admit, first.open, self.manifest, self.verifier.captions)
 
     async def _read(
+        self, requests: AsyncIterator[pb.DeviceMessage], stream: _Stream, task: Task, request: Request
+    ) -> None:
+        try:
+            await self._deliver(requests, stream, task, request)
+        except DecodeError as error:
+            stream.fail(ProtocolError(f"a message of the stream cannot be read: {error}"))
+
+    async def _deliver(
         self, requests: AsyncIterator[pb.DeviceMessage], stream: _Stream, task: Task, request: Request
     ) -> None:
         async for message in requests:
@@ -213,8 +253,10 @@ class ServerSettings:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"port: 0 to 65535 is needed, not {self.port}")
         for name in ("idle_seconds", "drain_seconds"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name}: a number above 0 is needed, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= _DAY:
+                raise SettingsError(
+                    f"{name}: a number of seconds above 0 and up to {_DAY} is needed, not {getattr(self, name)}"
+                )
 
     @property
     def address(self) -> str:
@@ -243,6 +285,8 @@ class Server:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
                 ("grpc.keepalive_time_ms", 20000),
                 ("grpc.keepalive_timeout_ms", 10000),
+                # While data flows other pings are under way, with a patience of their own: a minute by default.
+                ("grpc.http2.ping_timeout_ms", 10000),
             ]
         )
 
@@ -269,7 +313,10 @@ class Server:
     async def stop(self) -> None:
         """Refuses new pictures, lets those in progress end within `drain_seconds`, and stops."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._server.stop(self.settings.drain_seconds)
+        # Not by the server's own grace: it closes the port at once, so that health cannot be asked, and waits for those
+        # who watch it.
+        await self.service.drain(self.settings.drain_seconds)
+        await self._server.stop(None)
 
     async def _set_health(self, status: Any) -> None:
         for name in self._names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -27,13 +28,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciar"
 
 
-def local_bundle() -> Bundle | None:
+def local_bundle(cache: Path | None = None) -> Bundle | None:
     """The embedded bundle, or the one most recently fetched; None when there is neither.
+
+    Args:
+        cache: folder for fetched bundles; None for the user's cache folder.
 
     Raises:
         BundleError: it is there, but damaged.
     """
-    for folder in (default_bundle_folder(), *_cached()):
+    for folder in (default_bundle_folder(), *_cached(cache or cache_folder())):
         if (folder / MANIFEST).exists():
             return Bundle.open(folder, "device")
     return None
@@ -66,7 +70,7 @@ def find_bundle(link: Link, digest: str, cache: Path | None = None) -> Bundle:
 def fetch_bundle(link: Link, folder: Path) -> Bundle:
     """Fetches the device's part of a verifier's bundle into `folder`, checked and complete or not at all.
 
-    Sound files of an older copy in `folder` are kept. Raises as `find_bundle`.
+    A copy that lies there is replaced when it is damaged. Raises as `find_bundle`.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -75,12 +79,26 @@ def fetch_bundle(link: Link, folder: Path) -> Bundle:
             fresh.mkdir()
             _receive(link.fetch([]), fresh)
             bundle = Bundle.open(fresh, "device")
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.replace(fresh, folder)
+            return _settle(fresh, bundle.manifest, folder)
     except OSError as error:
         raise OutputError(f"{folder}: the bundle cannot be stored there ({error.strerror or error})") from error
-    return Bundle(folder, bundle.manifest)
+
+
+def _settle(fresh: Path, manifest: Manifest, folder: Path) -> Bundle:
+    """Moves a complete bundle to its folder, unless another device put a sound one there meanwhile and uses it."""
+    while True:
+        with contextlib.suppress(BundleError):
+            found = Bundle.open(folder, "device")
+            if found.manifest.digest == manifest.digest:
+                return found
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.replace(fresh, folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return Bundle(folder, manifest)
 
 
 def _receive(chunks: Iterator[pb.BundleChunk], folder: Path) -> None:
@@ -104,7 +122,6 @@ def _receive(chunks: Iterator[pb.BundleChunk], folder: Path) -> None:
             file.write(chunk.file.data)
 
 
-def _cached() -> list[Path]:
-    folder = cache_folder()
+def _cached(folder: Path) -> list[Path]:
     found = [path for path in folder.glob("*") if (path / MANIFEST).exists()] if folder.is_dir() else []
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)

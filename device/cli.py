@@ -17,7 +17,7 @@ from tqdm import tqdm
 from device.client import DEFAULT_SERVER, DeviceClient, GenerateSettings, Picture
 from device.link import LinkSettings
 from device.picture import check_output, save_picture
-from shared.errors import EXIT_INTERRUPTED, CiarError
+from shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, CiarError
 from shared.methods import METHODS, RULES, law
 
 __all__ = ["main"]
@@ -115,6 +115,9 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("device-client: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+    except Exception:
+        logging.getLogger(__name__).exception("this is a defect of the program; please report it")
+        sys.exit(EXIT_DEFECT)
     report = picture.report
     print(report.to_json() if options.json else f"{report.to_text()}\nsaved   {options.output}")
 

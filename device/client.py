@@ -181,7 +181,7 @@ class DeviceClient:
 
     def _ready_models(self, method: Method) -> DeviceModels:
         """The models, after comparing bundles with the verifier when it has a part in the method."""
-        if self._models is None and method.cloud_role == "-" and (bundle := local_bundle()) is not None:
+        if self._models is None and method.cloud_role == "-" and (bundle := local_bundle(self._cache)) is not None:
             self._models = DeviceModels(bundle, self._threads)
         if self._models is not None and method.cloud_role == "-":
             return self._models

@@ -77,19 +77,23 @@ class Generation:
             CiarError: the verifier refused.
         """
         assert self.link is not None
-        retry = Retry(patience=self.link.settings.retry_seconds)
+        retry, lost = Retry(patience=self.link.settings.retry_seconds), False
         while not self.transcript.complete:
-            held = len(self.transcript)
+            held, failure = len(self.transcript), None
             try:
                 with self.link.open(self.opening(), self.counters) as stream:
                     talk(stream)
                 if not self.transcript.complete:
                     raise ProtocolError(f"the verifier was done after {len(self.transcript)} tokens")
             except (LostLinkError, BusyError) as error:
-                if len(self.transcript) > held:
-                    retry.progressed()
-                if not self.transcript.complete:
-                    self._again(retry, error)
+                failure = error
+            if len(self.transcript) > held:
+                self.report.resumed += lost
+                lost = False
+                retry.progressed()
+            if failure is not None and not self.transcript.complete:
+                lost = lost or isinstance(failure, LostLinkError)
+                self._again(retry, failure)
 
     def _again(self, retry: Retry, error: LinkError | BusyError) -> None:
         self.epoch += 1
@@ -102,8 +106,6 @@ class Generation:
                 f"the verifier at {self.link.address} was lost with {done} of {size} tokens done and did not come back "
                 f"within {retry.patience:g} s: {error}"
             ) from error
-        if isinstance(error, LostLinkError):
-            self.report.resumed += 1
 
     def opening(self) -> pb.Open:
         """The message that begins or continues this picture."""

@@ -13,7 +13,7 @@ import grpc
 from protos import ciar_pb2 as pb
 from protos import ciar_pb2_grpc
 from shared import errors
-from shared.errors import BusyError, CiarError, LinkError, RefusedError
+from shared.errors import BusyError, CiarError, LinkError, ProtocolError, RefusedError
 
 __all__ = ["Link", "LinkSettings", "LostLinkError", "Stream", "WireCounters"]
 
@@ -25,11 +25,18 @@ _OPTIONS = [
     # Pings find a link that died without a word. The verifier permits one every 5 s (cloud/server.py).
     ("grpc.keepalive_time_ms", 10000),
     ("grpc.keepalive_timeout_ms", 5000),
+    # While data flows other pings than keepalive's are under way, with a patience of their own: a minute by default.
+    ("grpc.http2.ping_timeout_ms", 5000),
     # `Retry` decides when to try again; the channel must not sit out a back-off of its own.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Despite its name this is the time that one attempt to connect may take: with less than two round trips of the
+    # link no attempt ever succeeds.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A channel made anew must not share the dead connection of the one it replaces.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
+_DAY = 86400
 _LOST = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -52,7 +59,7 @@ class LinkSettings:
         retry_seconds: time without progress after which a lost picture is given up.
 
     Raises:
-        ValueError: a time is not above 0.
+        SettingsError: a time is not above 0, or longer than a day.
     """
 
     connect_seconds: float = 5.0
@@ -61,8 +68,10 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         for name in ("connect_seconds", "silence_seconds", "retry_seconds"):
-            if not getattr(self, name) > 0:
-                raise errors.SettingsError(f"{name}: a number above 0 is needed, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= _DAY:
+                raise errors.SettingsError(
+                    f"{name}: a number of seconds above 0 and up to {_DAY} is needed, not {getattr(self, name)}"
+                )
 
 
 class Stream:
@@ -73,10 +82,18 @@ class Stream:
         opening: the first message.
         counters: adds up bytes and messages over all streams of a picture.
         silence_seconds: how long `receive` waits.
+        on_silence: called when it waited in vain.
     """
 
-    def __init__(self, stub: Any, opening: pb.Open, counters: WireCounters, silence_seconds: float) -> None:
-        self._counters, self._silence = counters, silence_seconds
+    def __init__(
+        self,
+        stub: Any,
+        opening: pb.Open,
+        counters: WireCounters,
+        silence_seconds: float,
+        on_silence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._counters, self._silence, self._on_silence = counters, silence_seconds, on_silence
         self._requests: queue.SimpleQueue[pb.DeviceMessage | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[pb.CloudMessage | BaseException] = queue.SimpleQueue()
         self.send(pb.DeviceMessage(open=opening))
@@ -101,11 +118,13 @@ class Stream:
 
         Raises:
             LostLinkError: the link broke, or the verifier fell silent.
+            ProtocolError: the message holds nothing that is known.
             CiarError: the verifier ended the stream with an error.
         """
         try:
             return self._taken(self._replies.get(timeout=self._silence))
         except queue.Empty:
+            self._on_silence()
             raise LostLinkError(f"the verifier sent nothing for {self._silence:g} s") from None
 
     def poll(self) -> pb.CloudMessage | None:
@@ -118,6 +137,8 @@ class Stream:
     def _taken(self, item: pb.CloudMessage | BaseException) -> pb.CloudMessage:
         if isinstance(item, BaseException):
             raise item
+        if item.WhichOneof("body") is None:
+            raise ProtocolError("the verifier sent an empty message, or one that this version does not know")
         self._counters.count_down(item)
         return item
 
@@ -161,12 +182,23 @@ class Link:
         self.settings = settings or LinkSettings()
         if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
             raise errors.SettingsError(f"server: HOST:PORT is needed, not {address!r}")
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._stub: Any = ciar_pb2_grpc.VerifierStub(self._channel)
+        self._renewing = threading.Lock()
+        self._connect()
 
     def close(self) -> None:
         """Closes the channel and all its streams."""
         self._channel.close()
+
+    def _connect(self) -> None:
+        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._stub: Any = ciar_pb2_grpc.VerifierStub(self._channel)
+
+    def _renew(self, silent: grpc.Channel) -> None:
+        """Leaves a silent connection for a new one: a dead one would swallow every further stream too."""
+        with self._renewing:
+            if silent is self._channel:
+                self._connect()
+                silent.close()
 
     def describe(self) -> pb.Description:
         """What the verifier serves.
@@ -180,19 +212,34 @@ class Link:
         """Chunks of the device's part of the bundle (all files when `paths` is empty), the manifest first.
 
         Raises:
-            LinkError: the link broke.
+            LinkError: the link broke, or the verifier fell silent.
         """
         call = self._stub.FetchBundle(pb.FetchBundleRequest(paths=paths))
+        chunks: queue.SimpleQueue[pb.BundleChunk | CiarError | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read_chunks, args=(call, chunks), name="fetch", daemon=True).start()
         try:
-            yield from call
-        except grpc.RpcError as error:
-            raise _translated(error, LinkError, self.address) from error
+            while (chunk := chunks.get(timeout=self.settings.silence_seconds)) is not None:
+                if isinstance(chunk, CiarError):
+                    raise chunk
+                yield chunk
+        except queue.Empty:
+            silence = f"sent nothing for {self.settings.silence_seconds:g} s"
+            raise LinkError(f"the verifier at {self.address} {silence} while the bundle was fetched") from None
         finally:
             call.cancel()
 
+    def _read_chunks(self, call: Any, chunks: queue.SimpleQueue[pb.BundleChunk | CiarError | None]) -> None:
+        try:
+            for chunk in call:
+                chunks.put(chunk)
+            chunks.put(None)
+        except grpc.RpcError as error:
+            chunks.put(_translated(error, LinkError, self.address))
+
     def open(self, opening: pb.Open, counters: WireCounters) -> Stream:
         """Begins a `Generate` call."""
-        return Stream(self._stub, opening, counters, self.settings.silence_seconds)
+        channel = self._channel
+        return Stream(self._stub, opening, counters, self.settings.silence_seconds, lambda: self._renew(channel))
 
     def _called(self, call: Callable[[], Result]) -> Result:
         try:
@@ -207,7 +254,9 @@ def _translated(error: Any, lost: type[LinkError], address: str = "") -> CiarErr
     kind = dict(error.trailing_metadata() or ()).get("ciar-error", "")
     raised = getattr(errors, kind, None) if kind in errors.__all__ else None
     if isinstance(raised, type) and issubclass(raised, CiarError):
-        return raised(details) if issubclass(raised, BusyError | LinkError) else RefusedError(f"verifier: {details}")
+        if issubclass(raised, LinkError):
+            return lost(f"verifier: {details}")
+        return BusyError(details) if issubclass(raised, BusyError) else RefusedError(f"verifier: {details}")
     if code in _LOST:
         where = f"cannot reach a verifier at {address}" if address else "the link to the verifier broke"
         hint = "; is cloud-verifier running there?" if address else ""

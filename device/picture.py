@@ -24,7 +24,8 @@ def check_output(path: Path) -> None:
     Raises:
         OutputError: the folder is missing or not writable, or the file type is unknown.
     """
-    if path.suffix.lower() not in Image.registered_extensions():
+    # Some formats can be read only.
+    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
         raise OutputError(f"{path}: no picture format has the ending {path.suffix!r}; use .png")
     if path.is_dir() or not path.parent.is_dir():
         raise OutputError(f"{path}: {'it is a folder' if path.is_dir() else f'there is no folder {path.parent}'}")
@@ -51,9 +52,11 @@ def save_picture(pixels: NDArray[np.uint8], path: Path, notes: dict[str, str] | 
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
+        raise OutputError(f"{path}: the picture could not be saved ({error.strerror or error})") from error
+    finally:
+        # Renamed after success; an interrupt must not leave it either.
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise OutputError(f"{path}: the picture could not be saved ({error.strerror or error})") from error
 
 
 def partial_ids(tokens: list[int], grid: Grid) -> NDArray[np.int64]:

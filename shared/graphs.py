@@ -71,6 +71,8 @@ class CaptionEncoder:
     def _ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
             raise SettingsError("prompt: it is empty; say what to draw")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise SettingsError("prompt: it is not valid text; give it in the terminal's encoding (UTF-8)")
         if len(prompt) > MAX_PROMPT_CHARACTERS:
             raise SettingsError(f"prompt: {len(prompt)} characters; at most {MAX_PROMPT_CHARACTERS} are allowed")
         ids: list[int] = self._tokenizer.encode(prompt).ids

@@ -92,7 +92,7 @@ class Transcript:
             provenance: one for all, or one for each.
 
         Raises:
-            ProtocolError: an id is out of range, the grid has no room, or the lengths differ; nothing is committed then.
+            ProtocolError: an id is out of range, the grid has no room, or lengths differ; nothing is committed then.
         """
         new = [int(token) for token in tokens]
         kinds = [provenance] * len(new) if isinstance(provenance, Provenance) else list(provenance)
