@@ -17,6 +17,7 @@ from shared.bundle import file_digest
 from shared.graphs import CaptionEncoder
 from training.data.images import open_images
 from training.data.settings import DataSettings
+from training.data.splits import Split
 from training.data.tokens import MAX_CAPTION_TOKENS, write_token_shards
 from training.machine import wants_bf16
 from training.tables import read_tables, settings_from
@@ -89,7 +90,8 @@ def run_tokens(settings: EncodingSettings) -> None:
         return [captions.encode(text) for text in texts]
 
     made_with = _digest(settings)
-    for split, count in (("val", settings.val), ("train", settings.train)):
+    counts: dict[Split, int] = {"val": settings.val, "train": settings.train}
+    for split, count in counts.items():
         images = open_images(replace(settings.data, length=count), split)
         if len(images) < count:  # type: ignore[arg-type]
             print(f"{split}: only {len(images)} pictures are there, {count} were asked for")  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ def decoder_optimizers(
     model: nn.Module, muon_rate: float, adam_rate: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
     """Muon for matrices inside blocks, AdamW for everything else that is trained."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (matrices if "blocks." in name and parameter.dim() == 2 else others).append(parameter)

@@ -38,10 +38,12 @@ from tests.end_to_end.serving import serving
 from training.toy import write_toy_bundle
 
 PROMPT = "a red apple"
-SAMPLING = SamplingSettings(temperature=1.3, top_k=3, guidance=1.5)
-DRAFT_LENGTH = 3
+SAMPLING = SamplingSettings(temperature=0.7, top_k=2, guidance=1.5)
+DRAFT_LENGTH = 5
 PICTURES = 1200
-PICTURES_WITH_BUG = 800
+PICTURES_WITH_BUG = 700
+# The bug of the re-used draws bends the law the least.
+PICTURES_WITH_OLD_NOISE = 2000
 # Of a right rule, one in ten thousand sets of seeds would fail; the planted bugs are far below.
 LEVEL = 1e-4
 
@@ -49,7 +51,7 @@ LEVEL = 1e-4
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder: Path = tmp_path_factory.mktemp("toy") / "bundle"
-    return write_toy_bundle(folder, vocabulary=4, rows=2, cols=2, seed=3, drafter_noise=1.0)
+    return write_toy_bundle(folder, vocabulary=3, rows=2, cols=3, seed=2, drafter_noise=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -188,4 +190,5 @@ def test_planted_bug_is_seen(
     rule, patches = BUGS[name]
     for owner, attribute, wrong in patches:
         monkeypatch.setattr(owner, attribute, wrong)
-    assert fit(generate(bundle, rule, PICTURES_WITH_BUG), law) < LEVEL
+    count = PICTURES_WITH_OLD_NOISE if "noise" in name else PICTURES_WITH_BUG
+    assert fit(generate(bundle, rule, count), law) < LEVEL
