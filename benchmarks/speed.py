@@ -6,6 +6,7 @@ Absolute times depend on the machine and on who else uses it; compare ratios. No
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +18,12 @@ from torch.nn import functional
 
 from cloud.engine import Caption, Engine, Feed
 from cloud.models.loading import load_transformer
-from cloud.models.transformer import Transformer
+from cloud.models.transformer import Transformer, TransformerConfig
 from cloud.process import running_verifier
 from device.client import DeviceClient, GenerateSettings, Picture
 from shared.bundle import Bundle, default_bundle_folder
+from training.export.variants import measure_variants
+from training.quantise import Precision
 
 PROMPTS = (
     "a 3d render of a red apple on a blue background",
@@ -184,6 +187,23 @@ def concurrency(bundle: Bundle, repeat: int) -> None:
             client.close()
 
 
+def drafter_step(bundle: Bundle, repeat: int) -> None:
+    """A step of the drafter as the bundle stores it, beside other precisions and thread counts of the same shape."""
+    shape = json.loads(bundle.path("drafter.json").read_text(encoding="utf-8"))["transformer"]
+    kept = Precision(**bundle.manifest.models["drafter_precision"])
+    others = [Precision("fp32"), Precision("dynamic"), Precision("weights", 32, 4)]
+    variants = measure_variants(
+        {"bundle": TransformerConfig(**shape)}, [kept, *(p for p in others if p != kept)], steps=150 * repeat
+    )
+    best = min(min(variant.one_thread_ms, variant.two_threads_ms) for variant in variants)
+    print("drafter step (the first row is the bundle's)       1 thread ms   2 threads ms   1 thread / best of all")
+    for variant in variants:
+        print(
+            f"  {variant.precision:<48}{variant.one_thread_ms:>12.2f}{variant.two_threads_ms:>15.2f}"
+            f"{variant.one_thread_ms / best:>25.2f}"
+        )
+
+
 def _timed(function: Callable[[], object]) -> float:
     begun = time.perf_counter()
     function()
@@ -192,6 +212,7 @@ def _timed(function: Callable[[], object]) -> float:
 
 PARTS: dict[str, Callable[[Bundle, int], None]] = {
     "step": decoding_step,
+    "drafter": drafter_step,
     "methods": methods,
     "concurrency": concurrency,
 }

@@ -131,6 +131,7 @@ def _bundle_settings(settings: ExportSettings) -> BundleSettings:
         codec=settings.codec_precision,
         target_dtype=settings.target_dtype,
         facts={
+            "drafter_precision": asdict(settings.drafter_precision),
             "precision": {
                 "drafter": str(settings.drafter_precision),
                 "codec": str(settings.codec_precision),
