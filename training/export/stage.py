@@ -136,7 +136,7 @@ def _bundle_settings(settings: ExportSettings) -> BundleSettings:
                 "drafter": str(settings.drafter_precision),
                 "codec": str(settings.codec_precision),
                 "target": settings.target_dtype,
-            }
+            },
         },
     )
 
