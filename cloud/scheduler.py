@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from cloud.engine import Engine, Feed
 from cloud.session import AWAIT_DRAFT, Session, Work
 from protos import ciar_pb2 as pb
@@ -51,10 +53,11 @@ class Scheduler:
 
     Args:
         engine: computes the passes; used by the scheduler's thread alone from now on.
+        threads: threads of the CPU's matrix products on the scheduler's thread; 0 leaves torch's choice.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, threads: int = 0) -> None:
+        self.engine, self.threads = engine, threads
         self.passes = 0
         self._tasks: list[Task] = []
         self._events: deque[Callable[[], None]] = deque()
@@ -93,6 +96,8 @@ class Scheduler:
     # -- on the engine's thread -------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        if self.threads:
+            torch.set_num_threads(self.threads)
         while True:
             with self._wake:
                 while not (self._events or self._stopping or self._ready()):

@@ -87,11 +87,14 @@ class Verifier:
     drafter: ort.InferenceSession = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.settings.threads:
-            torch.set_num_threads(self.settings.threads)
+        threads = self.settings.threads or torch.get_num_threads()
+        # OpenMP keeps a team for every thread that ever computed in parallel. With more of them than cores, teams sleep
+        # between products instead of waiting awake, and a decoding step takes twice as long: only the engine's thread
+        # may have one.
+        torch.set_num_threads(1)
         model = load_transformer(self.bundle.path("target.safetensors"))
         engine = Engine(model, self.settings.max_sessions, self.settings.torch_device, self.settings.torch_dtype)
-        self.scheduler = Scheduler(engine)
+        self.scheduler = Scheduler(engine, threads)
         self.captions = CaptionEncoder(
             _graph(self.bundle, "text_encoder.onnx"),
             Tokenizer.from_file(str(self.bundle.path("tokenizer.json"))),
