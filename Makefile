@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench protos clean
+.PHONY: help demo test lint bench bench-ciar bench-csd protos clean
 help:
 	@echo 'make demo    draw one picture with a verifier and a device on this machine'
 	@echo 'make test    lint, types and the whole test suite'
 	@echo 'make bench   the speed figures of the README, as ratios from one run'
+	@echo 'make bench-ciar   speed and quality of method ciar, by mode, link, score and budget'
+	@echo 'make bench-csd    passes and quality of methods sjd and csd, by rule'
 	@echo 'make protos  generate the gRPC stubs again'
 	@echo 'make clean   remove the virtual environment and caches'
 
@@ -38,6 +40,12 @@ test: lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.speed
+
+bench-ciar: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.ciar
+
+bench-csd: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.csd
 
 protos: $(VENV)/.dev
 	$(BIN)/python -m protos.generate

@@ -22,6 +22,7 @@ __all__ = [
     "block_acceptance",
     "coupled_sample",
     "inverse_sample",
+    "inverse_samples",
     "judge_block",
     "judge_chain",
     "judge_coupled",
@@ -36,10 +37,14 @@ class Judgement:
     Args:
         accepted: number of drafted tokens that stand, from the first on.
         token: the token behind them: a correction when accepted < drafted, else a bonus, or None without one.
+        relaxed: places of accepted tokens that the lossless rule would have rejected.
+        tv_cost: total variation to the target that relaxing may have cost the judged tokens, summed; None when unknown.
     """
 
     accepted: int
     token: int | None
+    relaxed: tuple[int, ...] = ()
+    tv_cost: float | None = 0.0
 
 
 class AcceptanceRule(Protocol):
@@ -49,7 +54,7 @@ class AcceptanceRule(Protocol):
         """Probability (...) that the drafted token is accepted."""
         ...
 
-    def resample(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    def resample(self, draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
         """Distribution (..., V) of the replacement of a rejected token."""
         ...
 
@@ -67,7 +72,7 @@ class Lossless:
         # A token that both rows exclude (the device's kernels round unlike the shadow drafter's) is not accepted.
         return torch.where(target >= draft, (target > 0.0).to(target.dtype), target / draft)
 
-    def resample(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    def resample(self, draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
         return residual(draft_probs, target_probs)
 
 
@@ -88,6 +93,16 @@ def inverse_sample(probs: Tensor, uniform: float) -> int:
     # side="right" never returns a token of probability zero, even for a uniform that falls on a step.
     token = int(torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True))
     return min(token, int(probs.nonzero()[-1]))
+
+
+def inverse_samples(probs: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """`inverse_sample` of each row of probs (n, V)."""
+    cumulative = probs.double().cumsum(-1)
+    levels = cumulative[:, -1] * torch.tensor(uniforms, dtype=torch.float64, device=probs.device)
+    tokens = torch.searchsorted(cumulative, levels.unsqueeze(-1), right=True).squeeze(-1)
+    last = probs.shape[-1] - 1 - (probs > 0.0).flip(-1).long().argmax(-1)
+    result: list[int] = torch.minimum(tokens, last).tolist()
+    return result
 
 
 def coupled_sample(log_probs: Tensor, gumbel: Tensor) -> Tensor:
@@ -133,10 +148,11 @@ def judge_chain(
     """
     count = len(tokens)
     if count:
-        chances = rule(draft_probs, target_probs[:count], torch.tensor(tokens, device=target_probs.device)).tolist()
+        drawn = torch.tensor(tokens, device=target_probs.device)
+        chances = rule(draft_probs, target_probs[:count], drawn).tolist()
         for i, chance in enumerate(chances):
             if accept[i] >= chance:
-                replacement = rule.resample(draft_probs[i], target_probs[i])
+                replacement = rule.resample(draft_probs[i], target_probs[i], drawn[i])
                 return Judgement(i, inverse_sample(replacement, resample[i]))
     return Judgement(count, inverse_sample(target_probs[count], resample[count]) if bonus else None)
 

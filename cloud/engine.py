@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloud.kv_cache import KVCache, Sequence
-from cloud.models.packed import pack_linears
+from cloud.models.prepared import fold_norms, pack_linears
 from cloud.models.transformer import Rows, Transformer, rotary_table
 
 __all__ = ["Caption", "Engine", "Feed"]
@@ -35,12 +35,14 @@ class Feed:
         sequence: the generation's place in the cache.
         tokens: visual tokens to feed.
         caption: fed before the tokens, when the sequence is empty.
+        added: vectors (len(tokens), dim) added to the tokens' embeddings, in both branches; None for none.
         wanted: number of last rows whose output is needed.
     """
 
     sequence: Sequence
     tokens: List[int] = ()
     caption: Caption | None = None
+    added: Tensor | None = None
     wanted: int = 1
 
 
@@ -73,11 +75,11 @@ class _SlotAttention:
 
     def _attend(self, layer: int, span: _Span, queries: Tensor) -> Tensor:
         keys, values = self.cache.read(layer, span.sequence, span.length)
-        branches = queries.unflatten(0, (span.sequence.branches, span.rows)).transpose(1, 2)
+        branches = queries.view(span.sequence.branches, span.rows, *queries.shape[1:]).transpose(1, 2)
         attended = functional.scaled_dot_product_attention(
             branches, keys, values, attn_mask=span.mask, enable_gqa=self.grouped
         )
-        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+        return attended.transpose(1, 2).reshape(len(queries), -1)
 
 
 class Engine:
@@ -99,7 +101,12 @@ class Engine:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device, self.dtype = torch.device(device), dtype
-        self.model = model.to(self.device, dtype).eval().requires_grad_(False)
+        self.model = model.to(self.device).eval().requires_grad_(False)
+        if model.config.norm_place == "pre":
+            # Before the weights lose digits: folded afterwards they would be rounded twice.
+            fold_norms(self.model, dtype)
+        self.model.to(dtype)
+        self._stream_dtype = torch.float32 if model.config.norm_place == "pre" else dtype
         # Angles stay in float32: in bfloat16 far columns would share one angle.
         self.model.table = rotary_table(model.config).to(self.device)
         if self.device.type == "cpu" and dtype == torch.bfloat16:
@@ -111,8 +118,8 @@ class Engine:
     def forward(self, feeds: List[Feed]) -> list[Rows]:
         """Feeds rows and returns the outputs of each feed's last `wanted` rows.
 
-        Each sequence grows by the rows fed. Returned shapes: hidden (branches, wanted, dim) in the engine's dtype and
-        logits (branches, wanted, V) in float32.
+        Each sequence grows by the rows fed. Returned shapes: hidden (branches, wanted, dim) and logits (branches,
+        wanted, V), both float32 (hidden in the engine's dtype for a post-norm decoder).
 
         Raises:
             ValueError: a feed without rows, or more rows than a picture has.
@@ -166,8 +173,10 @@ class Engine:
         if len(feed.tokens):
             tokens = torch.tensor(feed.tokens, device=self.device)
             rows = self.model.embed(tokens, indices[prefix_rows:].to(self.device))
+            if feed.added is not None:
+                rows = rows + feed.added.to(self.device, rows.dtype)
             parts.append(rows.expand(branches, -1, -1))
-        return torch.cat(parts, dim=1).flatten(0, 1)
+        return torch.cat(parts, dim=1).flatten(0, 1).to(self._stream_dtype)
 
     def _prefix(self, caption: Caption, branches: int) -> Tensor:
         length = caption.features.shape[0]

@@ -93,5 +93,6 @@ class KVCache:
     def read(self, layer: int, sequence: Sequence, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `length` rows: views (branches, kv_heads, length, head_dim)."""
         first = sequence.slot * self.branches
-        rows = self._by_row[layer][first : first + sequence.branches, :length]
-        return rows[:, :, 0].transpose(1, 2), rows[:, :, 1].transpose(1, 2)
+        rows = self._by_row[layer].narrow(0, first, sequence.branches).narrow(1, 0, length)
+        keys, values = rows.transpose(1, 3).unbind(2)
+        return keys, values

@@ -79,6 +79,7 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
             dtype=str(engine.dtype).removeprefix("torch."),
             capacity=self.verifier.settings.max_sessions,
             active=self.active,
+            feature_modes=self.verifier.feature_modes,
         )
 
     async def FetchBundle(self, request: pb.FetchBundleRequest, context: Any) -> AsyncIterator[pb.BundleChunk]:
@@ -154,7 +155,10 @@ class VerifierService(ciar_pb2_grpc.VerifierServicer):
         if not first.HasField("open"):
             raise ProtocolError(f"a stream begins with Open, not with {first.WhichOneof('body')}")
         stream.bytes_in += first.ByteSize()
-        return await asyncio.to_thread(admit, first.open, self.manifest, self.verifier.captions)
+        verifier = self.verifier
+        return await asyncio.to_thread(
+            admit, first.open, self.manifest, verifier.captions, verifier.dim, verifier.feature_modes
+        )
 
     async def _read(
         self, requests: AsyncIterator[pb.DeviceMessage], stream: Stream, task: Task, request: Request

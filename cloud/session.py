@@ -7,7 +7,7 @@ A method is a generator that the scheduler drives on the engine's thread: it yie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud.acceptance import Judgement
+from cloud.acceptance import AcceptanceRule, Judgement
 from cloud.engine import Caption, Engine, Feed
 from cloud.kv_cache import Sequence
 from cloud.models.transformer import Rows
@@ -28,8 +28,9 @@ from shared.methods import Method, Rule, law
 from shared.noise import Purpose
 from shared.sampling import SamplingSettings, guide, warp
 from shared.transcript import Provenance, Transcript, check_ids
+from shared.windows import WindowSettings
 
-__all__ = ["AWAIT_DRAFT", "Cost", "Request", "Session", "Work"]
+__all__ = ["AWAIT_DRAFT", "Adapt", "Cost", "Request", "Selective", "Session", "Work"]
 
 
 class _AwaitDraft:
@@ -39,6 +40,28 @@ class _AwaitDraft:
 AWAIT_DRAFT = _AwaitDraft()
 
 Work = Generator[Feed | _AwaitDraft, Any, None]
+
+Adapt = Callable[[np.ndarray[Any, np.dtype[np.float32]]], Tensor]
+"""Turns interval features (n, width) into vectors (n, dim) for the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selective:
+    """What a device that keeps tokens asked for, checked.
+
+    Args:
+        prefix: tokens that the cloud samples first.
+        feature_mode: what comes with kept tokens.
+        features: features (n, width) of the transcript's kept tokens, in order.
+        local_repair: correct failed tokens in place and keep the rest.
+        audit: share of the kept tokens whose target probability is sent back.
+    """
+
+    prefix: int
+    feature_mode: str
+    features: np.ndarray[Any, np.dtype[np.float32]]
+    local_repair: bool
+    audit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +77,9 @@ class Request:
         seed: names all noise of the picture.
         epoch: of the first draft.
         bonus: whether a fully accepted draft gets the token behind it.
+        selective: set for methods whose device keeps tokens.
+        rule_options: numbers of the rule.
+        window: set for window decoders.
     """
 
     generation: str
@@ -65,6 +91,9 @@ class Request:
     seed: int
     epoch: int = 0
     bonus: bool = True
+    selective: Selective | None = None
+    rule_options: Mapping[str, float] = field(default_factory=dict)
+    window: WindowSettings | None = None
 
 
 @dataclass(slots=True)
@@ -96,12 +125,16 @@ class Session:
         request: what was asked.
         emit: sends a message to the device; called on the engine's thread.
         shadow: recomputes draft rows, for rules that need them.
+        adapt: makes vectors of interval features, for methods whose device sends them.
+        acceptance: the rule of single tokens in use; None for rules of another kind.
     """
 
     engine: Engine
     request: Request
     emit: Callable[[pb.CloudMessage], None]
     shadow: ShadowDrafter | None = None
+    adapt: Adapt | None = None
+    acceptance: AcceptanceRule | None = None
     cost: Cost = field(default_factory=Cost)
     stale_drafts: int = 0
     epoch: int = field(init=False)
@@ -110,11 +143,15 @@ class Session:
     _drafts: deque[pb.Draft] = field(default_factory=deque)
     _next_row: Tensor | None = None
     _noise: dict[int, Tensor] = field(default_factory=dict)
+    _added: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.epoch = self.request.epoch
         self.transcript = self.request.transcript
         self.sequence = self.engine.cache.allocate(guided=self.request.sampling.guidance != 1.0)
+        if self.request.selective is not None:
+            kept = [i for i, kind in enumerate(self.transcript.provenance) if kind == Provenance.KEPT]
+            self.add_features(kept, self.request.selective.features)
 
     @property
     def position(self) -> int:
@@ -136,7 +173,7 @@ class Session:
         tokens = self.transcript.tokens
         if not self.complete:
             caption = Caption(torch.from_numpy(self.request.features))
-            rows = yield Feed(self.sequence, tokens, caption)
+            rows = yield Feed(self.sequence, tokens, caption, self._added_to(0, len(tokens)))
             self._next_row = self._warped(rows)[0]
         self.emit(
             pb.CloudMessage(
@@ -146,21 +183,23 @@ class Session:
             )
         )
 
-    def target_rows(self, draft: List[int]) -> Generator[Feed, Any, Tensor]:
+    def target_rows(self, draft: List[int], behind: bool = True) -> Generator[Feed, Any, Tensor]:
         """Warped log-probabilities of the next position and of the one behind each drafted token.
 
         Args:
             draft: n drafted ids for the positions from `position` on.
+            behind: whether the row behind the last drafted token is wanted; if not, that token is not fed.
 
         Returns:
-            (n + 1, V); (n, V) when the draft ends the picture, since the last token is never fed.
+            (n + 1, V); (n, V) without the row behind, or when the draft ends the picture.
         """
         unfed = self.transcript.since(self._fed)
         ends = self.position + len(draft) == self.transcript.grid.size
-        feed = unfed + list(draft[:-1] if ends else draft)
+        feed = unfed + list(draft if behind and not ends else draft[:-1])
         known = [] if unfed else [self._known_row()]
         if feed:
-            rows = yield Feed(self.sequence, feed, wanted=len(feed) - max(0, len(unfed) - 1))
+            added = self._added_to(self._fed, len(feed))
+            rows = yield Feed(self.sequence, feed, None, added, len(feed) - max(0, len(unfed) - 1))
             known.append(self._warped(rows))
         return known[0] if len(known) == 1 else torch.cat(known)
 
@@ -179,29 +218,57 @@ class Session:
             return warp(guide(logits[0], logits[1], self.request.sampling.guidance), self.request.sampling)
         return warp(logits[0], self.request.sampling)
 
+    def add_features(self, positions: List[int], features: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """Takes interval features (n, width) of tokens kept at n positions, for whenever those tokens are fed."""
+        if self.adapt is not None and len(positions):
+            self._added.update(zip(positions, self.adapt(features), strict=True))
+
+    def _added_to(self, start: int, count: int) -> Tensor | None:
+        """What is added to the embeddings of positions start..start+count-1: (count, dim), or None for nothing."""
+        places = [place for place in range(start, start + count) if place in self._added]
+        if not places:
+            return None
+        added = torch.zeros(count, self.engine.config.dim, device=self.engine.device)
+        added[[place - start for place in places]] = torch.stack([self._added[place] for place in places])
+        return added
+
     # -- committing -------------------------------------------------------------------------------------------------
 
-    def commit(self, tokens: List[int], provenance: Provenance, rows: Tensor | None = None) -> None:
+    def commit(self, tokens: List[int], provenance: Provenance | List[Provenance], rows: Tensor | None = None) -> None:
         """Commits tokens behind the transcript and rolls the cache back to what is committed.
 
         Args:
+            provenance: one for all tokens, or one for each.
             rows: `target_rows` of a draft that begins at the position where `tokens` begin, when the row behind the
                 last committed token is among them and may be needed again.
         """
         self.transcript.extend(tokens, provenance)
         self._next_row = rows[len(tokens)] if rows is not None and len(rows) > len(tokens) else None
-        if self._fed > self.position:
-            self.sequence.truncate(self.engine.config.prefix_rows + self.position)
+        self.roll_back(self.position)
+        # Features of a draft's tokens that were not committed must not reach others at the same place.
+        self._added = {place: vector for place, vector in self._added.items() if place < self.position}
+
+    def roll_back(self, position: int) -> None:
+        """Forgets keys and values from `position` on; committed tokens there are fed again with the next rows."""
+        if self._fed > position:
+            self.sequence.truncate(self.engine.config.prefix_rows + position)
 
     def settle(self, draft: pb.Draft, judgement: Judgement, rows: Tensor) -> None:
         """Commits what a judgement says of a draft and tells the device."""
         accepted, rejected = judgement.accepted, judgement.accepted < len(draft.ids)
-        self.commit(draft.ids[:accepted], Provenance.VERIFIED, rows)
+        kinds = [Provenance.RELAXED if i in judgement.relaxed else Provenance.VERIFIED for i in range(accepted)]
+        self.commit(draft.ids[:accepted], kinds, rows)
         if judgement.token is not None:
             self.commit([judgement.token], Provenance.CORRECTED if rejected else Provenance.SAMPLED)
         self.epoch += rejected
         verdict = pb.Verdict(
-            epoch=draft.epoch, start=draft.start, accepted=accepted, token=judgement.token, cost=self.cost.taken()
+            epoch=draft.epoch,
+            start=draft.start,
+            accepted=accepted,
+            token=judgement.token,
+            cost=self.cost.taken(),
+            relaxed=judgement.relaxed,
+            tv_cost=judgement.tv_cost,
         )
         self.emit(pb.CloudMessage(verdict=verdict))
 

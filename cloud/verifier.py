@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from cloud.engine import Engine
 from cloud.methods import CLOUD_ROLES
-from cloud.models.loading import load_transformer
+from cloud.models.interval_adapter import IntervalFeatures
+from cloud.models.loading import load_interval_features, load_transformer
+from cloud.relaxation import make_rule
 from cloud.scheduler import Scheduler, Task
-from cloud.session import Request, Session
+from cloud.session import Adapt, Request, Session
 from cloud.shadow_drafter import ShadowDrafter
 from protos import ciar_pb2 as pb
 from shared.bundle import Bundle
@@ -85,6 +90,8 @@ class Verifier:
     scheduler: Scheduler = field(init=False)
     captions: CaptionEncoder = field(init=False)
     drafter: ort.InferenceSession = field(init=False)
+    features: IntervalFeatures | None = field(init=False)
+    _codebook: torch.Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         threads = self.settings.threads or torch.get_num_threads()
@@ -101,7 +108,21 @@ class Verifier:
             self.bundle.manifest.prefix_rows,
         )
         self.drafter = _graph(self.bundle, "drafter.onnx")
+        self.features = None
+        if self.bundle.has("interval_features.safetensors"):
+            features = load_interval_features(self.bundle.path("interval_features.safetensors"))
+            self.features = features.to(self.settings.torch_device)
         self.scheduler.start()
+
+    @property
+    def dim(self) -> int:
+        """Width of the target."""
+        return self.scheduler.engine.config.dim
+
+    @property
+    def feature_modes(self) -> list[str]:
+        """Modes of interval features that the bundle was trained for."""
+        return self.features.modes if self.features else []
 
     def close(self) -> None:
         """Ends the engine's thread."""
@@ -119,12 +140,36 @@ class Verifier:
         return task
 
     def _session(self, request: Request, emit: Callable[[pb.CloudMessage], None]) -> Session:
-        shadow = None
-        if request.rule is not None and request.rule.needs_draft_probs:
+        shadow, rule = None, request.rule
+        drafted = request.window.init == "drafter" if request.window else rule is not None and rule.needs_draft_probs
+        if drafted:
             manifest = self.bundle.manifest
             cache = DrafterCache(self.drafter, manifest.prefix_rows, manifest.grid.size)
             shadow = ShadowDrafter(cache, request.features, request.sampling)
-        return Session(self.scheduler.engine, request, emit, shadow)
+        acceptance = None
+        if rule is not None and rule.name not in ("gumbel", "block"):
+            acceptance = make_rule(rule.name, request.rule_options, self._codes)
+        return Session(self.scheduler.engine, request, emit, shadow, self._adapt(request), acceptance)
+
+    def _codes(self) -> torch.Tensor:
+        """The codebook (V, width), for rules that know which tokens look alike."""
+        if self._codebook is None:
+            tensors = load_file(self.bundle.path("image_codec.safetensors"))
+            self._codebook = tensors["codebook.codes"].to(self.settings.torch_device)
+        return self._codebook
+
+    def _adapt(self, request: Request) -> Adapt | None:
+        if self.features is None or request.selective is None or request.selective.feature_mode == "none":
+            return None
+        adapter = self.features.adapters[request.selective.feature_mode]
+        device = self.settings.torch_device
+
+        @torch.inference_mode()
+        def adapt(features: np.ndarray[Any, np.dtype[np.float32]]) -> torch.Tensor:
+            result: torch.Tensor = adapter(torch.from_numpy(features).to(device))
+            return result
+
+        return adapt
 
 
 def _graph(bundle: Bundle, name: str) -> ort.InferenceSession:

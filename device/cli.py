@@ -16,9 +16,15 @@ from tqdm import tqdm
 
 from device.client import DEFAULT_SERVER, DeviceClient, GenerateSettings, Picture
 from device.link import LinkSettings
+from device.overlay import render_overlay
 from device.picture import check_output, save_picture
-from shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, CiarError
+from device.selection import SelectionSettings
+from shared.errors import EXIT_DEFECT, EXIT_INTERRUPTED, CiarError, SettingsError
+from shared.features import FEATURE_MODES
+from shared.intervals import SCORES
 from shared.methods import METHODS, RULES, law
+from shared.thresholds import THRESHOLDS
+from shared.windows import INITS, WindowSettings
 
 __all__ = ["main"]
 
@@ -33,9 +39,16 @@ exit codes:
 def _methods_text() -> str:
     lines = ["methods:"]
     for method in METHODS.values():
-        rules = [RULES[name] for name in method.rules]
-        lines.append(f"  {method.name:<8}{method.summary} ({law(method, rules[0] if rules else None)})")
-        lines += [f"    --rule {rule.name:<8}{rule.summary} ({law(method, rule)})" for rule in rules]
+        rule = RULES[method.rules[0]] if method.rules else None
+        lines.append(f"  {method.name:<10}{method.summary} ({law(method, rule)})")
+        if method.rules:
+            lines.append(f"  {'':<10}rules: {', '.join(method.rules)}")
+    lines += ["", "rules:"]
+    for rule in RULES.values():
+        lines.append(f"  {rule.name:<10}{rule.summary} ({'lossless' if rule.lossless else 'lossy'})")
+        lines += [
+            f"  {'':<10}{o.name} {o.least:g}..{o.most:g}: {o.summary} (default {o.default:g})" for o in rule.options
+        ]
     return "\n".join(lines)
 
 
@@ -50,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('ciar')}")
     _add_picture(result.add_argument_group("picture"))
     _add_method(result.add_argument_group("method"))
+    _add_selection(result.add_argument_group("method ciar"))
+    _add_window(result.add_argument_group("methods sjd and csd"))
     _add_link(result.add_argument_group("verifier and models"))
     _add_output(result.add_argument_group("output"))
     return result
@@ -73,9 +88,45 @@ def _add_picture(group: Any) -> None:
 def _add_method(group: Any) -> None:
     group.add_argument("--method", default="sd", metavar="NAME", help=f"{', '.join(METHODS)}; default: %(default)s")
     group.add_argument("--rule", default="", metavar="NAME", help="acceptance rule; default: the method's first")
+    group.add_argument("--rule-option", action="append", default=[], metavar="NAME=X", help="a number of the rule, "
+                       "such as lambda=0.5 of csd; may be repeated; see below")  # fmt: skip
     group.add_argument("--draft-length", type=int, default=0, metavar="N", help="tokens a draft; default: 0, adaptive")
-    group.add_argument("--in-flight", type=int, default=1, metavar="N", help="drafts sent before verdicts are awaited; "
-                       "above 1 the device drafts on meanwhile; default: %(default)s")  # fmt: skip
+    group.add_argument("--in-flight", type=int, default=0, metavar="N", help="drafts sent before verdicts are awaited; "
+                       "above 1 the device drafts on meanwhile; default: 0, the method's choice")  # fmt: skip
+
+
+def _add_window(group: Any) -> None:
+    defaults = WindowSettings()
+    group.add_argument("--window", type=int, default=defaults.size, metavar="N",
+                       help="tokens refined in a pass; default: %(default)s")  # fmt: skip
+    group.add_argument("--after-rejection", default=defaults.after, metavar="NAME", help="continue: keep what passes "
+                       "behind a rejection as drafts; stop: draw it anew; default: %(default)s")  # fmt: skip
+    group.add_argument("--window-init", default=defaults.init, metavar="NAME",
+                       help=f"how tokens enter: {', '.join(INITS)}; default: %(default)s")  # fmt: skip
+
+
+def _add_selection(group: Any) -> None:
+    defaults = SelectionSettings()
+    group.add_argument("--cloud-budget", type=float, default=defaults.cloud_budget, metavar="X",
+                       help="share of the tokens that the cloud samples or judges; default: %(default)g")  # fmt: skip
+    group.add_argument("--mode", default=defaults.mode, metavar="NAME", help="sync: ask at every uncertain token and "
+                       "wait; batched: once a row of tokens, and wait; pipelined: draft on meanwhile; "
+                       "default: %(default)s")  # fmt: skip
+    group.add_argument("--repair", default=defaults.repair, metavar="NAME", help="truncate: drop a draft behind its "
+                       "first failure; local: correct failures in place; default: %(default)s")  # fmt: skip
+    group.add_argument("--score", default=defaults.score, metavar="NAME",
+                       help=f"{', '.join(SCORES)}; default: %(default)s")  # fmt: skip
+    group.add_argument("--threshold-mode", default=defaults.threshold_mode, metavar="NAME",
+                       help=f"{', '.join(THRESHOLDS)}; default: %(default)s, which holds the budget")  # fmt: skip
+    group.add_argument("--threshold", type=float, metavar="X", help="level for maxnorm and absolute")
+    group.add_argument("--batch", type=int, default=0, metavar="N",
+                       help="uncertain tokens a message; default: 0, a controller chooses")  # fmt: skip
+    group.add_argument("--features", default="", metavar="NAME",
+                       help=f"told of kept tokens: {', '.join(FEATURE_MODES)}; default: the bundle's")  # fmt: skip
+    group.add_argument("--prefix-rate", type=float, default=defaults.prefix_rate, metavar="X",
+                       help="share of the picture that the cloud samples first; default: %(default)g")  # fmt: skip
+    group.add_argument("--audit", type=float, default=defaults.audit, metavar="X",
+                       help="share of the kept tokens judged after the fact; default: %(default)g")  # fmt: skip
 
 
 def _add_link(group: Any) -> None:
@@ -92,12 +143,18 @@ def _add_link(group: Any) -> None:
                        help="a verifier silent for so long counts as lost; default: %(default)g")  # fmt: skip
     group.add_argument("--retry-timeout", type=float, default=defaults.retry_seconds, metavar="S",
                        help="give a lost picture up after so long without progress; default: %(default)g")  # fmt: skip
+    group.add_argument("--on-lost-link", default="resume", metavar="NAME", help="resume: connect again and go on; "
+                       "fail; finish-alone: draw the rest here and mark it; default: %(default)s")  # fmt: skip
+    group.add_argument("--verdict-deadline", type=float, default=2.0, metavar="S", help="with finish-alone: an answer "
+                       "that takes longer counts as a lost link; default: %(default)g")  # fmt: skip
 
 
 def _add_output(group: Any) -> None:
     group.add_argument("--output", type=Path, default=Path("picture.png"), metavar="F", help="default: %(default)s")
     group.add_argument("--preview", action="store_true", help="save the picture as it grows, beside the output, as "
                        "NAME.preview.png")  # fmt: skip
+    group.add_argument("--overlay", action="store_true", help="save beside the output, as NAME.overlay.png, which "
+                       "tokens were kept, verified and corrected, and how unsure the device was")  # fmt: skip
     group.add_argument("--json", action="store_true", help="print the report as one JSON object and nothing else")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -137,6 +194,22 @@ def _draw(options: argparse.Namespace) -> Picture:
         guidance=options.guidance,
         draft_length=options.draft_length,
         in_flight=options.in_flight,
+        selection=SelectionSettings(
+            cloud_budget=options.cloud_budget,
+            score=options.score,
+            threshold_mode=options.threshold_mode,
+            threshold=options.threshold,
+            mode=options.mode,
+            repair=options.repair,
+            batch=options.batch,
+            features=options.features,
+            prefix_rate=options.prefix_rate,
+            audit=options.audit,
+        ),
+        rule_options=_rule_options(options.rule_option),
+        window=WindowSettings(options.window, options.after_rejection, options.window_init),
+        on_lost_link=options.on_lost_link,
+        verdict_seconds=options.verdict_deadline,
     )
     check_output(options.output)
     patience = LinkSettings(silence_seconds=options.silence_timeout, retry_seconds=options.retry_timeout)
@@ -151,8 +224,23 @@ def _draw(options: argparse.Namespace) -> Picture:
     report = picture.report
     notes = {"prompt": report.prompt, "seed": str(report.seed), "method": report.method, "rule": report.rule or "-"}
     save_picture(picture.pixels, options.output, notes)
+    if options.overlay:
+        path = options.output.with_name(f"{options.output.stem}.overlay.png")
+        save_picture(render_overlay(picture.pixels, picture.transcript, picture.scores), path)
     report.output = str(options.output)
     return picture
+
+
+def _rule_options(texts: list[str]) -> dict[str, float]:
+    """Numbers by name, from NAME=X."""
+    options = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            options[name] = float(value)
+        except ValueError:
+            raise SettingsError(f"rule-option: NAME=NUMBER is needed, not {text!r}") from None
+    return options
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +17,19 @@ from device.link import Link, LinkSettings
 from device.picture import partial_ids
 from device.report import Report
 from device.roles import DEVICE_ROLES
+from device.selection import SelectionSettings
 from shared.bundle import Bundle
-from shared.errors import BundleError, SettingsError
+from shared.errors import BundleError, LinkError, SettingsError
 from shared.methods import Method, find_method, find_rule, law
 from shared.noise import fresh_seed
 from shared.sampling import SamplingSettings
 from shared.transcript import Transcript
+from shared.windows import WindowSettings
 
-__all__ = ["DEFAULT_SERVER", "DeviceClient", "GenerateSettings", "Picture"]
+__all__ = ["DEFAULT_SERVER", "LOST_LINK", "DeviceClient", "GenerateSettings", "Picture"]
 
 DEFAULT_SERVER = "127.0.0.1:50051"
+LOST_LINK = ("resume", "fail", "finish-alone")
 Pixels = NDArray[np.uint8]
 
 
@@ -40,7 +43,14 @@ class GenerateSettings:
         seed: 0..2**64-1; the same seed, bundle and settings give the same picture. None takes one from the OS.
         temperature, top_k, top_p, guidance: the warp, see `SamplingSettings`.
         draft_length: tokens a draft, 1..64; 0 adapts it to acceptance and link.
-        in_flight: drafts on their way at once, 1..8; above 1 the device drafts on while verdicts fly.
+        in_flight: drafts on their way at once, 1..8; above 1 the device drafts on while verdicts fly. 0 leaves it to
+            the method.
+        selection: what a device of method `ciar` keeps.
+        rule_options: numbers of the rule, see `shared.methods.RULES`.
+        window: of methods that refine a window of tokens (`sjd`, `csd`).
+        on_lost_link: `resume` tries again and goes on where the picture was, `fail` ends with an error, `finish-alone`
+            draws the rest on the device and marks it.
+        verdict_seconds: with `finish-alone`, how long an answer may take before the link counts as lost.
 
     Raises:
         SettingsError: a value is not acceptable; the message names it.
@@ -54,16 +64,31 @@ class GenerateSettings:
     top_p: float | None = None
     guidance: float | None = None
     draft_length: int = 0
-    in_flight: int = 1
+    in_flight: int = 0
+    selection: SelectionSettings = field(default_factory=SelectionSettings)
+    rule_options: Mapping[str, float] = field(default_factory=dict)
+    window: WindowSettings = field(default_factory=WindowSettings)
+    on_lost_link: str = "resume"
+    verdict_seconds: float = 2.0
 
     def __post_init__(self) -> None:
-        find_rule(find_method(self.method), self.rule)
+        rule = find_rule(find_method(self.method), self.rule)
+        if find_method(self.method).device_role == "selective drafter":
+            self.selection.check_rule(rule)
+        if rule is not None:
+            rule.settings(self.rule_options)
+        elif self.rule_options:
+            raise SettingsError(f"rule option {min(self.rule_options)}: method {self.method} judges nothing")
+        if self.on_lost_link not in LOST_LINK:
+            raise SettingsError(f"on_lost_link: one of {', '.join(LOST_LINK)} is needed, not {self.on_lost_link!r}")
+        if not 0.0 < self.verdict_seconds <= 3600.0:
+            raise SettingsError(f"verdict_seconds: above 0 and up to 3600 is needed, not {self.verdict_seconds}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise SettingsError(f"seed: 0 to 2**64-1 is needed, not {self.seed}")
         if not 0 <= self.draft_length <= 64:
             raise SettingsError(f"draft_length: 1 to 64 is needed (0 adapts it), not {self.draft_length}")
-        if not 1 <= self.in_flight <= 8:
-            raise SettingsError(f"in_flight: 1 to 8 is needed, not {self.in_flight}")
+        if not 0 <= self.in_flight <= 8:
+            raise SettingsError(f"in_flight: 1 to 8 is needed (0 leaves it to the method), not {self.in_flight}")
         self.sampling(SamplingSettings())
 
     def sampling(self, defaults: SamplingSettings) -> SamplingSettings:
@@ -81,11 +106,14 @@ class Picture:
         pixels: (H, W, 3) uint8.
         transcript: its tokens and where each came from.
         report: where time, bytes and tokens went.
+        scores: (rows, cols) a number of each token to be shown as a heat map, NaN where there is none: how unsure the
+            device was of it (`ciar`), or the target's entropy as a share of ln V (`sjd`, `csd`).
     """
 
     pixels: Pixels
     transcript: Transcript
     report: Report
+    scores: NDArray[np.float64]
 
 
 class DeviceClient:
@@ -150,7 +178,7 @@ class DeviceClient:
         """
         settings = settings or GenerateSettings()
         method = find_method(settings.method)
-        models = self._ready_models(method)
+        models = self._ready_models(method, alone=settings.on_lost_link == "finish-alone")
         models.open()
         models.captions.check(prompt)
         begun = time.perf_counter()
@@ -169,6 +197,12 @@ class DeviceClient:
             self._link,
             settings.draft_length,
             settings.in_flight,
+            settings.selection,
+            _feature_mode(settings.selection, models) if method.device_role == "selective drafter" else "none",
+            settings.rule_options,
+            settings.window,
+            settings.on_lost_link,
+            settings.verdict_seconds,
         )
         generation.on_progress = _Watcher(generation, on_progress, on_preview)
         DEVICE_ROLES[method.device_role](generation)
@@ -177,15 +211,22 @@ class DeviceClient:
         report.count_tokens(generation.transcript)
         report.count_wire(generation.counters)
         report.seconds.total = time.perf_counter() - begun
-        return Picture(pixels, generation.transcript, report)
+        return Picture(pixels, generation.transcript, report, generation.scores.reshape(manifest.grid.shape))
 
-    def _ready_models(self, method: Method) -> DeviceModels:
-        """The models, after comparing bundles with the verifier when it has a part in the method."""
-        if self._models is None and method.cloud_role == "-" and (bundle := local_bundle(self._cache)) is not None:
-            self._models = DeviceModels(bundle, self._threads)
-        if self._models is not None and method.cloud_role == "-":
-            return self._models
-        digest = self._link.describe().bundle_digest
+    def _ready_models(self, method: Method, alone: bool) -> DeviceModels:
+        """The models, after comparing bundles with the verifier when it has a part in the method.
+
+        Args:
+            alone: whether a picture may be drawn without a verifier that should have a part in it.
+        """
+        if method.cloud_role == "-" and (models := self._local_models()) is not None:
+            return models
+        try:
+            digest = self._link.describe().bundle_digest
+        except LinkError:
+            if alone and (models := self._local_models()) is not None:
+                return models
+            raise
         if self._models is None:
             self._models = DeviceModels(find_bundle(self._link, digest, self._cache), self._threads)
         if self._models.bundle.manifest.digest != digest:
@@ -194,6 +235,26 @@ class DeviceClient:
                 f"the verifier at {self._link.address} runs {digest:.12}; leave the bundle out to fetch the verifier's"
             )
         return self._models
+
+    def _local_models(self) -> DeviceModels | None:
+        """Models that are at hand without asking a verifier."""
+        if self._models is None and (bundle := local_bundle(self._cache)) is not None:
+            self._models = DeviceModels(bundle, self._threads)
+        return self._models
+
+
+def _feature_mode(selection: SelectionSettings, models: DeviceModels) -> str:
+    """The interval features to send: what was asked for, or what the bundle recommends.
+
+    Raises:
+        SettingsError: the bundle was not trained for that mode.
+    """
+    facts = models.bundle.manifest.models.get("interval", {})
+    known = ["none", *facts.get("feature_modes", [])]
+    mode = selection.features or facts.get("recommended_features", "none")
+    if mode not in known:
+        raise SettingsError(f"features: this bundle knows {', '.join(known)}, not {mode!r}")
+    return str(mode)
 
 
 class _Watcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from shared.bundle import Bundle
+from shared.calibration import CALIBRATION, Calibration
 from shared.errors import BundleError
+from shared.features import encoder_graph
 from shared.graphs import CaptionEncoder, DrafterCache
 
-__all__ = ["DeviceModels", "ImageDecoder"]
+__all__ = ["DeviceModels", "ImageDecoder", "IntervalEncoder"]
 
 
 class ImageDecoder:
@@ -36,6 +38,22 @@ class ImageDecoder:
         return np.asarray(np.rint(pixels), dtype=np.uint8)
 
 
+class IntervalEncoder:
+    """Makes the code of a kept token that travels to the cloud.
+
+    Args:
+        graph: hidden (n, draft_dim), scalars (n, 7) -> code (n, width).
+    """
+
+    def __init__(self, graph: ort.InferenceSession) -> None:
+        self._graph = graph
+
+    def __call__(self, hidden: NDArray[np.float32], scalars: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Codes (n, width) of hidden states (n, draft_dim) and `shared.features.interval_scalars` (n, 7)."""
+        (code,) = self._graph.run(["code"], {"hidden": hidden, "scalars": scalars})
+        return np.asarray(code, np.float32)
+
+
 @dataclass
 class DeviceModels:
     """The device's models, each opened when it is first needed, or all by `open`.
@@ -47,6 +65,7 @@ class DeviceModels:
 
     bundle: Bundle
     threads: int = 1
+    _encoders: dict[str, IntervalEncoder | None] = field(default_factory=dict)
 
     def open(self) -> None:
         """Opens every model now, so that no picture's time contains it.
@@ -72,9 +91,37 @@ class DeviceModels:
     def _drafter(self) -> ort.InferenceSession:
         return self._open("drafter.onnx")
 
-    def drafter(self) -> DrafterCache:
-        """A drafter with an empty cache for one picture."""
-        return DrafterCache(self._drafter, self.bundle.manifest.prefix_rows, self.bundle.manifest.grid.size)
+    def drafter(self, detail: bool = False) -> DrafterCache:
+        """A drafter with an empty cache for one picture.
+
+        Args:
+            detail: whether rows come with radius, hidden state and interval measures.
+
+        Raises:
+            BundleError: detail is wanted, but the bundle's drafter has no interval measures.
+        """
+        return DrafterCache(self._drafter, self.bundle.manifest.prefix_rows, self.bundle.manifest.grid.size, detail)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """What the drafter's scores look like, for thresholds.
+
+        Raises:
+            BundleError: the bundle was exported without one.
+        """
+        if not self.bundle.has(CALIBRATION):
+            raise BundleError(
+                f"{self.bundle.folder}: this bundle has no {CALIBRATION}, which thresholds start from; "
+                "use --threshold-mode absolute, or a bundle trained for method ciar"
+            )
+        return Calibration.load(self.bundle.path(CALIBRATION))
+
+    def interval_encoder(self, mode: str) -> IntervalEncoder | None:
+        """Makes the features of kept tokens; None in modes that send no code."""
+        if mode not in self._encoders:
+            graph = encoder_graph(mode)
+            self._encoders[mode] = IntervalEncoder(self._open(graph)) if graph else None
+        return self._encoders[mode]
 
     def _open(self, name: str) -> ort.InferenceSession:
         options: Any = ort.SessionOptions()

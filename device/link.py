@@ -236,10 +236,10 @@ class Link:
         except grpc.RpcError as error:
             chunks.put(_translated(error, LinkError, self.address))
 
-    def open(self, opening: pb.Open, counters: WireCounters) -> Stream:
-        """Begins a `Generate` call."""
-        channel = self._channel
-        return Stream(self._stub, opening, counters, self.settings.silence_seconds, lambda: self._renew(channel))
+    def open(self, opening: pb.Open, counters: WireCounters, silence_seconds: float = 0.0) -> Stream:
+        """Begins a `Generate` call; `silence_seconds` 0 takes the patience of the settings."""
+        channel, silence = self._channel, silence_seconds or self.settings.silence_seconds
+        return Stream(self._stub, opening, counters, silence, lambda: self._renew(channel))
 
     def _called(self, call: Callable[[], Result]) -> Result:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +19,10 @@ class Pace(Protocol):
         ...
 
     def wants(self, confidence: float) -> bool:
-        """Whether to draft one more token, from a row whose largest probability is `confidence`."""
+        """Whether to draft one more token, from a row whose largest probability is `confidence`.
+
+        It may refuse a draft's first token only while other drafts wait for verdicts.
+        """
         ...
 
     def drafted(self, seconds: float) -> None:
@@ -55,6 +59,15 @@ class FixedPace:
     def forget(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A draft in flight: the bins of its tokens, the seconds it took to make, the chance that all of it stands."""
+
+    bins: list[int]
+    drafting: float
+    chance: float
+
+
 @dataclass(slots=True)
 class AdaptivePace:
     """Stops where one more token would earn less than the average second.
@@ -63,6 +76,7 @@ class AdaptivePace:
     chance of a token is learnt from verdicts, by the confidence of the row it was drawn from: a flat background is
     drafted in long runs, the eye of a face token by token. The cost of a token is the time to draft it and what it adds
     to a round (little where the target verifies many rows as fast as one, much where it does not); both are measured.
+    Behind drafts in flight a token counts only if all of those stand too: often it is better to wait for verdicts.
 
     Args:
         longest: upper limit of a draft.
@@ -78,16 +92,17 @@ class AdaptivePace:
     _rounds: _Line = field(default_factory=lambda: _Line())
     _bins: list[int] = field(default_factory=list)
     _chance: float = 1.0
-    _flying: list[tuple[list[int], float]] = field(default_factory=list)
+    _flying: list[_Flight] = field(default_factory=list)
 
     def begin(self) -> None:
-        self._bins, self._chance = [], 1.0
+        self._bins, self._chance = [], math.prod(flight.chance for flight in self._flying)
 
     def wants(self, confidence: float) -> bool:
         place = min(_BINS - 1, int(confidence * _BINS))
         chance = self._chance * self._hits[place] / self._tries[place]
         cost = self.token_seconds + self._rounds.slope
-        if self._bins and (len(self._bins) >= self.longest or chance < self.rate * cost):
+        # Something must be in flight.
+        if (self._bins or self._flying) and (len(self._bins) >= self.longest or chance < self.rate * cost):
             return False
         self._bins.append(place)
         self._chance = chance
@@ -95,16 +110,19 @@ class AdaptivePace:
 
     def drafted(self, seconds: float) -> None:
         self.token_seconds = self._mean(self.token_seconds, seconds / len(self._bins))
-        self._flying.append((self._bins, seconds))
+        alone = self._chance / math.prod(flight.chance for flight in self._flying)
+        self._flying.append(_Flight(self._bins, seconds, alone))
 
     def judged(self, accepted: int, seconds: float) -> None:
-        bins, drafting = self._flying.pop(0)
+        flight = self._flying.pop(0)
         # Only tokens that were really tested: those behind the first rejection say nothing.
-        for index, place in enumerate(bins[: accepted + 1]):
+        for index, place in enumerate(flight.bins[: accepted + 1]):
             self._hits[place] = 0.98 * self._hits[place] + (index < accepted)
             self._tries[place] = 0.98 * self._tries[place] + 1.0
-        self._rounds.add(len(bins), seconds)
-        self.rate = self._mean(self.rate, (accepted + 1) / (seconds + drafting))
+        self._rounds.add(len(flight.bins), seconds)
+        # With other drafts in flight, drafting went on meanwhile.
+        busy = max(seconds, flight.drafting) if self._flying else seconds + flight.drafting
+        self.rate = self._mean(self.rate, (accepted + 1) / busy)
 
     def forget(self) -> None:
         self._flying.clear()

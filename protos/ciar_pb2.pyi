@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("protocol", "software", "bundle_name", "bundle_digest", "codebook_digest", "rows", "cols", "vocabulary", "max_prompt_characters", "defaults", "methods", "compute_device", "dtype", "capacity", "active")
+    __slots__ = ("protocol", "software", "bundle_name", "bundle_digest", "codebook_digest", "rows", "cols", "vocabulary", "max_prompt_characters", "defaults", "methods", "compute_device", "dtype", "capacity", "active", "feature_modes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Description(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_MODES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     bundle_name: str
@@ -42,7 +43,8 @@ class Description(_message.Message):
     dtype: str
     capacity: int
     active: int
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., bundle_name: _Optional[str] = ..., bundle_digest: _Optional[str] = ..., codebook_digest: _Optional[str] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., vocabulary: _Optional[int] = ..., max_prompt_characters: _Optional[int] = ..., defaults: _Optional[_Union[Sampling, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodDescription, _Mapping]]] = ..., compute_device: _Optional[str] = ..., dtype: _Optional[str] = ..., capacity: _Optional[int] = ..., active: _Optional[int] = ...) -> None: ...
+    feature_modes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., bundle_name: _Optional[str] = ..., bundle_digest: _Optional[str] = ..., codebook_digest: _Optional[str] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., vocabulary: _Optional[int] = ..., max_prompt_characters: _Optional[int] = ..., defaults: _Optional[_Union[Sampling, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodDescription, _Mapping]]] = ..., compute_device: _Optional[str] = ..., dtype: _Optional[str] = ..., capacity: _Optional[int] = ..., active: _Optional[int] = ..., feature_modes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MethodDescription(_message.Message):
     __slots__ = ("name", "device_role", "cloud_role", "rules", "law", "summary")
@@ -127,7 +129,14 @@ class CloudMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "bundle_digest", "codebook_digest", "rows", "cols", "vocabulary", "generation", "prompt", "seed", "method", "rule", "sampling", "tokens", "provenance", "epoch", "pipelined")
+    __slots__ = ("protocol", "bundle_digest", "codebook_digest", "rows", "cols", "vocabulary", "generation", "prompt", "seed", "method", "rule", "sampling", "tokens", "provenance", "epoch", "pipelined", "selective", "rule_options", "window")
+    class RuleOptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CODEBOOK_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +153,9 @@ class Open(_message.Message):
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PIPELINED_FIELD_NUMBER: _ClassVar[int]
+    SELECTIVE_FIELD_NUMBER: _ClassVar[int]
+    RULE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     bundle_digest: str
     codebook_digest: str
@@ -160,7 +172,34 @@ class Open(_message.Message):
     provenance: bytes
     epoch: int
     pipelined: bool
-    def __init__(self, protocol: _Optional[int] = ..., bundle_digest: _Optional[str] = ..., codebook_digest: _Optional[str] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., vocabulary: _Optional[int] = ..., generation: _Optional[str] = ..., prompt: _Optional[str] = ..., seed: _Optional[int] = ..., method: _Optional[str] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., provenance: _Optional[bytes] = ..., epoch: _Optional[int] = ..., pipelined: _Optional[bool] = ...) -> None: ...
+    selective: Selective
+    rule_options: _containers.ScalarMap[str, float]
+    window: Window
+    def __init__(self, protocol: _Optional[int] = ..., bundle_digest: _Optional[str] = ..., codebook_digest: _Optional[str] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., vocabulary: _Optional[int] = ..., generation: _Optional[str] = ..., prompt: _Optional[str] = ..., seed: _Optional[int] = ..., method: _Optional[str] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., provenance: _Optional[bytes] = ..., epoch: _Optional[int] = ..., pipelined: _Optional[bool] = ..., selective: _Optional[_Union[Selective, _Mapping]] = ..., rule_options: _Optional[_Mapping[str, float]] = ..., window: _Optional[_Union[Window, _Mapping]] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("size", "after", "init")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    INIT_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    after: str
+    init: str
+    def __init__(self, size: _Optional[int] = ..., after: _Optional[str] = ..., init: _Optional[str] = ...) -> None: ...
+
+class Selective(_message.Message):
+    __slots__ = ("prefix", "feature_mode", "features", "local_repair", "audit")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_MODE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_REPAIR_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    prefix: int
+    feature_mode: str
+    features: bytes
+    local_repair: bool
+    audit: float
+    def __init__(self, prefix: _Optional[int] = ..., feature_mode: _Optional[str] = ..., features: _Optional[bytes] = ..., local_repair: _Optional[bool] = ..., audit: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("position", "cost", "law")
@@ -173,38 +212,58 @@ class Opened(_message.Message):
     def __init__(self, position: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., law: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "start", "ids")
+    __slots__ = ("epoch", "start", "ids", "uncertain", "features")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     start: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    uncertain: bytes
+    features: bytes
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., uncertain: _Optional[bytes] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("start", "ids", "cost")
+    __slots__ = ("start", "ids", "cost", "provenance", "entropy", "tv_cost")
     START_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    TV_COST_FIELD_NUMBER: _ClassVar[int]
     start: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     cost: Cost
-    def __init__(self, start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    provenance: bytes
+    entropy: bytes
+    tv_cost: float
+    def __init__(self, start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., provenance: _Optional[bytes] = ..., entropy: _Optional[bytes] = ..., tv_cost: _Optional[float] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("epoch", "start", "accepted", "token", "cost")
+    __slots__ = ("epoch", "start", "accepted", "token", "cost", "corrected", "replacements", "audited", "relaxed", "tv_cost")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    CORRECTED_FIELD_NUMBER: _ClassVar[int]
+    REPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
+    RELAXED_FIELD_NUMBER: _ClassVar[int]
+    TV_COST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     start: int
     accepted: int
     token: int
     cost: Cost
-    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., accepted: _Optional[int] = ..., token: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    corrected: _containers.RepeatedScalarFieldContainer[int]
+    replacements: _containers.RepeatedScalarFieldContainer[int]
+    audited: _containers.RepeatedScalarFieldContainer[float]
+    relaxed: _containers.RepeatedScalarFieldContainer[int]
+    tv_cost: float
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., accepted: _Optional[int] = ..., token: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., corrected: _Optional[_Iterable[int]] = ..., replacements: _Optional[_Iterable[int]] = ..., audited: _Optional[_Iterable[float]] = ..., relaxed: _Optional[_Iterable[int]] = ..., tv_cost: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("stale_drafts", "bytes_in", "bytes_out")

@@ -169,13 +169,17 @@ class Bundle:
         """Files of the named parts (all when none is named) that are missing or do not match their digest."""
         return [file for file in self.manifest.part(*(parts or _PARTS)) if not self._sound(file)]
 
+    def has(self, name: str) -> bool:
+        """Whether the bundle holds a file of that name; some are optional."""
+        return name in {file.path for file in self.manifest.files}
+
     def path(self, name: str) -> Path:
         """Path of a file of the bundle.
 
         Raises:
             BundleError: the bundle has no such file.
         """
-        if name not in {file.path for file in self.manifest.files}:
+        if not self.has(name):
             raise BundleError(f"{self.folder}: the bundle has no {name}")
         return self.folder / name
 

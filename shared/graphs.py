@@ -14,13 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import SettingsError
+from shared.errors import BundleError, SettingsError
 
 __all__ = ["MAX_PROMPT_CHARACTERS", "CaptionEncoder", "DraftRows", "DrafterCache", "Graph", "Tokenizer"]
 
 MAX_PROMPT_CHARACTERS = 2000
 
 Floats = NDArray[np.float32]
+
+_DETAIL = ("radius", "hidden", "measures")
 
 
 class Graph(Protocol):
@@ -85,39 +87,54 @@ class CaptionEncoder:
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """Outputs of the drafter for n rows.
+    """Outputs of the drafter for n rows. Without detail, all but the centre have width 0: (n, 0).
 
     Args:
         centre: logits (n, V); they imitate the target's guided logits.
         radius: half-width of the logit interval, (n, V), or (n, 1) for one radius a token; at least 0.
         hidden: last hidden states (n, dim).
+        measures: `shared.intervals.interval_measures` of the rows at temperature 1, (n, 3): Omega, Sigma, entropy.
     """
 
     centre: Floats
     radius: Floats
     hidden: Floats
+    measures: Floats
 
 
 class DrafterCache:
     """One generation's drafter: feeds rows, keeps keys and values, rolls back.
 
-    The graph takes `caption` (1, p, width), `caption_length` (1,), `tokens` (1, n) and `past_i` (1, past, width_i) for
-    each cached tensor, and gives `centre`, `radius`, `hidden` for the p + n rows and `present_i`, their new rows.
+    The graph takes `caption` (1, p, width), `caption_length` (1,), `tokens` (1, n), `past_i` (1, past, width_i) for
+    each cached tensor and `detail_rows` (1,), and gives `centre` for the p + n rows, `radius`, `hidden` and `measures`
+    for the last `detail_rows` of them, and `present_i`, their new rows.
 
     Args:
         graph: the drafter.
         prefix_rows: conditioning rows.
         size: tokens of a picture.
+        detail: whether rows come with radius, hidden state and measures. Without, they are not computed.
+
+    Raises:
+        BundleError: detail is wanted, but the graph was exported before there were interval measures.
     """
 
-    def __init__(self, graph: Graph, prefix_rows: int, size: int) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, prefix_rows: int, size: int, detail: bool = False) -> None:
+        self._graph, self.detail = graph, detail
         self._prefix_rows, self._size = prefix_rows, size
         shapes = {item.name: item.shape for item in graph.get_inputs()}
+        if detail and "measures" not in {item.name for item in graph.get_outputs()}:
+            raise BundleError(
+                "this bundle's drafter has no interval measures, which this method needs; export the bundle again "
+                "(ciar-train export) or use one that has them"
+            )
         self._width = shapes["caption"][2]
         self._names = sorted((n for n in shapes if n.startswith("past_")), key=lambda n: int(n.removeprefix("past_")))
         self._past = [np.zeros((1, prefix_rows + size, shapes[name][2]), np.float32) for name in self._names]
-        self._outputs = ["centre", "radius", "hidden"] + [n.replace("past_", "present_") for n in self._names]
+        # Older graphs give radius and hidden states of all rows, and have no such input.
+        self._counts_detail = "detail_rows" in shapes
+        present = [name.replace("past_", "present_") for name in self._names]
+        self._outputs = ["centre", *(_DETAIL if detail else ()), *present]
         self._rows = 0
 
     @property
@@ -133,9 +150,7 @@ class DrafterCache:
         self._rows = 0
         caption = np.zeros((1, self._prefix_rows, self._width), np.float32)
         caption[0, : len(features)] = features
-        rows = self._run(caption, len(features), tokens)
-        first = self._prefix_rows - 1
-        return DraftRows(rows.centre[first:], rows.radius[first:], rows.hidden[first:])
+        return self._run(caption, len(features), tokens)
 
     def feed(self, tokens: Sequence[int]) -> DraftRows:
         """Feeds n tokens; returns the n rows that predict the positions behind each.
@@ -164,9 +179,19 @@ class DrafterCache:
             "tokens": np.array(tokens, np.int64).reshape(1, -1),
         }
         feeds |= {name: past[:, : self._rows] for name, past in zip(self._names, self._past, strict=True)}
-        centre, radius, hidden, *present = self._graph.run(self._outputs, feeds)
-        stop = self._rows + caption.shape[1] + len(tokens)
+        first = max(0, caption.shape[1] - 1)  # of the rows that predict a position
+        count = caption.shape[1] + len(tokens) - first
+        if self._counts_detail:
+            feeds["detail_rows"] = np.array([count if self.detail else 0], np.int64)
+        outputs = self._graph.run(self._outputs, feeds)
+        self._keep(outputs[-len(self._past) :], caption.shape[1] + len(tokens))
+        none = np.zeros((count, 0), np.float32)
+        details = [rows[0] for rows in outputs[1 : 1 + len(_DETAIL)]] if self.detail else [none] * len(_DETAIL)
+        return DraftRows(outputs[0][0, first:], *details)
+
+    def _keep(self, present: Sequence[Floats], count: int) -> None:
+        """Appends the new rows of keys and values to the cache."""
+        stop = self._rows + count
         for past, new in zip(self._past, present, strict=True):
             past[:, self._rows : stop] = new
         self._rows = stop
-        return DraftRows(centre[0], radius[0], hidden[0])

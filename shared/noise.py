@@ -40,6 +40,8 @@ class Purpose(IntEnum):
     """Replacements of rejected tokens, and bonus tokens."""
     AUDIT = 4
     """Choice of the kept tokens that are judged after the fact."""
+    SCORE = 5
+    """Uncertainty scores of the baseline that chooses tokens at random."""
 
 
 def fresh_seed() -> int:

@@ -24,6 +24,8 @@ class Provenance(IntEnum):
     """Drafted on the device and replaced by the cloud."""
     DEGRADED = 4
     """Kept on the device because the link was lost, not because the device was sure."""
+    RELAXED = 5
+    """Accepted by a relaxed rule where the lossless one would have rejected."""
 
 
 class Transcript:

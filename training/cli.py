@@ -38,6 +38,11 @@ STAGES = {
     "tokens": Stage("training.encoding", "EncodingSettings", "run_tokens", "encode pictures and captions once"),
     "target": Stage("training.target", "TargetSettings", "run_target", "the cloud's decoder"),
     "drafter": Stage("training.drafter", "DrafterSettings", "run_drafter", "the device's decoder and its Inter-Head"),
+    "drawn": Stage("training.drawing", "DrawingSettings", "run_drawn", "pictures the target draws, to learn on"),
+    "inter-dro": Stage("training.inter_dro", "InterDroSettings", "run_inter_dro", "the drafter's intervals"),
+    "interval-adapter": Stage(
+        "training.interval_adapter", "AdapterSettings", "run_interval_adapter", "what the cloud is told of kept tokens"
+    ),
     "export": Stage("training.export", "ExportSettings", "run_export", "ONNX graphs, parity report, bundle"),
     "evaluate": Stage("training.evaluation", "EvaluationSettings", "run_evaluation", "quality of a bundle and method"),
 }

@@ -13,19 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from cloud.models.drafter import Drafter, DrafterConfig, DrafterRows
-from cloud.models.loading import load_transformer, save_weights
+from cloud.models.loading import load_transformer, load_weights, save_weights
 from cloud.models.transformer import Transformer, TransformerConfig
+from shared.errors import BundleError
 from shared.intervals import log_odds
 from shared.sampling import guide
 from training.batches import step_batches
 from training.captioned_tokens import CaptionedTokens, collate, first_items
 from training.checkpoint import load_trained
 from training.data.tokens import TokenCache
+from training.interval_losses import containment_loss
 from training.loop import Hook, LoopSettings, TrainingLoop
 from training.optimizers import decoder_optimizers
 from training.tables import read_tables, settings_from
 
-__all__ = ["DrafterSettings", "containment_loss", "draft_quality", "run_drafter"]
+__all__ = [
+    "DrafterSettings",
+    "containment_loss",
+    "draft_quality",
+    "guided_log_probs",
+    "load_drafter",
+    "run_drafter",
+    "trained_drafter",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +93,35 @@ class DrafterSettings:
         )
 
 
-def containment_loss(centre: Tensor, radius: Tensor, target: Tensor, lowest: float, highest: float) -> Tensor:
-    """Pinball loss that makes [centre - radius, centre + radius] hold the target's log-odds; gradient to radius only.
+def guided_log_probs(
+    target: Transformer, batch: CaptionedTokens, guidance: float, added: Tensor | None = None
+) -> Tensor:
+    """The target's guided log-probabilities (batch, T, V) under teacher forcing.
 
     Args:
-        centre: draft log-probabilities (..., V).
-        radius: (..., V) or (..., 1).
-        target: target log-probabilities (..., V).
-        lowest, highest: quantiles of the two ends.
-
-    Returns:
-        mean over rows of the mass-weighted loss, a scalar.
+        added: vectors (batch, T, dim) for the embeddings of the tokens, in both branches; see `Transformer`.
     """
-    draft, truth = centre.detach(), target.detach()
-    weight = 0.5 * (draft.exp() + truth.exp())
-    error = log_odds(truth) - log_odds(draft)
-    below, above = error + radius, error - radius
-    pinball = torch.maximum(lowest * below, (lowest - 1.0) * below)
-    pinball = pinball + torch.maximum(highest * above, (highest - 1.0) * above)
-    return (weight * pinball).sum(-1).mean()
-
-
-def guided_log_probs(target: Transformer, batch: CaptionedTokens, guidance: float) -> Tensor:
-    """The target's guided log-probabilities (batch, T, V) under teacher forcing."""
     features, lengths, tokens = batch
-    cond = target(features, lengths, tokens).logits.float()
-    uncond = target(features, torch.zeros_like(lengths), tokens).logits.float() if guidance != 1.0 else cond
+    cond = target(features, lengths, tokens, added).logits.float()
+    if guidance == 1.0:
+        return cond.log_softmax(-1)
+    uncond = target(features, torch.zeros_like(lengths), tokens, added).logits.float()
     return guide(cond, uncond, guidance).log_softmax(-1)
+
+
+def load_drafter(weights: Path) -> Drafter:
+    """Loads a drafter from `NAME.safetensors` and `NAME.json`, in evaluation mode.
+
+    Raises:
+        BundleError: a file is missing or does not hold a drafter.
+    """
+    description = weights.with_suffix(".json")
+    try:
+        drafter = Drafter(DrafterConfig.from_dict(json.loads(description.read_text(encoding="utf-8"))))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{description}: not a drafter's description ({error})") from error
+    load_weights(drafter, weights)
+    return drafter.eval()
 
 
 def distillation_loss(rows: DrafterRows, target: Tensor, settings: DrafterSettings) -> tuple[Tensor, dict[str, Tensor]]:
@@ -138,7 +150,7 @@ def run_drafter(settings: DrafterSettings) -> bool:
         return loss, dict(figures)
 
     def validate(step: int) -> None:
-        quality = draft_quality(_trained(loop, settings.model), target, validation, settings)
+        quality = draft_quality(trained_drafter(loop, settings.model), target, validation, settings)
         with (folder / "validation.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **quality}) + "\n")
         print(f"step {step}: {', '.join(f'{name} {value:.4f}' for name, value in quality.items())}", flush=True)
@@ -157,7 +169,7 @@ def run_drafter(settings: DrafterSettings) -> bool:
     validate(settings.loop.steps)
     final = folder / "final"
     final.mkdir(exist_ok=True)
-    save_weights(_trained(loop, settings.model), final / "drafter.safetensors", settings.model.to_dict())
+    save_weights(trained_drafter(loop, settings.model), final / "drafter.safetensors", settings.model.to_dict())
     print(f"drafter written to {final}")
     return True
 
@@ -185,7 +197,8 @@ def draft_quality(
     return sums
 
 
-def _trained(loop: TrainingLoop, config: DrafterConfig) -> Drafter:
+def trained_drafter(loop: TrainingLoop, config: DrafterConfig) -> Drafter:
+    """The drafter a loop has trained so far, in evaluation mode."""
     model = Drafter(config).to(loop.accelerator.device)
     load_trained(model, loop.weights())
     return model.eval()

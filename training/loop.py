@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from training.batches import BatchPlan
 from training.checkpoint import CheckpointFolder, EmaWeights, load_weights
-from training.machine import compile_parts, seed_all, to_device, wants_bf16
+from training.machine import compile_parts, keep_memory, seed_all, to_device, wants_bf16
 from training.metrics import MetricsLog
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -132,6 +132,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        keep_memory()
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.accelerator = Accelerator(mixed_precision="no", step_scheduler_with_optimizer=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
 
 def seed_all(seed: int, step: int, rank: int) -> None:
     """Seed python, numpy and torch as a function of (seed, step, rank)."""
@@ -17,6 +20,20 @@ def seed_all(seed: int, step: int, rank: int) -> None:
     random.seed(state)
     np.random.seed(state)
     torch.manual_seed(state)
+
+
+def keep_memory() -> None:
+    """Lets glibc's allocator keep what large tensors free, where there is a glibc.
+
+    By default each goes back to the kernel, and its pages are mapped and zeroed again at the next step: a fifth of the
+    time of a forward on a CPU.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28)):
+        mallopt(option, value)
 
 
 def wants_bf16(precision: str, device: str) -> bool:

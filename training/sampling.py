@@ -17,7 +17,11 @@ __all__ = ["sample_tokens"]
 
 
 def sample_tokens(
-    engine: Engine, features: Sequence[Tensor], sampling: SamplingSettings, seeds: Sequence[int]
+    engine: Engine,
+    features: Sequence[Tensor],
+    sampling: SamplingSettings,
+    seeds: Sequence[int],
+    begun: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Draws one picture for each caption, as `ar` would with the same seed.
 
@@ -26,22 +30,35 @@ def sample_tokens(
         features: caption features (length, width) of each picture.
         sampling: the warp.
         seeds: one for each picture.
+        begun: tokens (any length,) that each picture begins with instead of drawn ones.
 
     Returns:
         tokens (pictures, T), int64.
     """
-    size, vocabulary = engine.config.grid.size, engine.config.vocabulary
+    size, cols, vocabulary = engine.config.grid.size, engine.config.cols, engine.config.vocabulary
     sequences = [engine.cache.allocate(guided=sampling.guidance != 1.0) for _ in features]
     tokens = torch.empty(len(features), size, dtype=torch.int64)
+    known = _known(begun or [], tokens)
     try:
         feeds = [Feed(s, caption=Caption(f)) for s, f in zip(sequences, features, strict=True)]
         for position in range(size):
             logits = torch.stack([rows.logits[:, -1] for rows in engine.forward(feeds)])
             guided = guide(logits[:, 0], logits[:, -1], sampling.guidance)
-            draws = [noise.gumbel(seed, Purpose.TOKEN, [position], vocabulary, xp=torch) for seed in seeds]
-            tokens[:, position] = coupled_sample(warp(guided.cpu(), sampling), torch.cat(draws))
+            if position % cols == 0:  # a row of the grid in one call: many small calls would cost more than the target
+                places = range(position, position + cols)
+                draws = torch.stack([noise.gumbel(s, Purpose.TOKEN, places, vocabulary, xp=torch) for s in seeds])
+            drawn = coupled_sample(warp(guided.cpu(), sampling), draws[:, position % cols])
+            tokens[:, position] = torch.where(known[:, position] < 0, drawn, known[:, position])
             feeds = [Feed(s, [int(t)]) for s, t in zip(sequences, tokens[:, position], strict=True)]
     finally:
         for sequence in sequences:
             engine.cache.release(sequence)
     return tokens
+
+
+def _known(begun: Sequence[Tensor], tokens: Tensor) -> Tensor:
+    """The tokens that pictures begin with, in the shape of all tokens; -1 where a token is to be drawn."""
+    known = torch.full_like(tokens, -1)
+    for row, first in enumerate(begun):
+        known[row, : len(first)] = first
+    return known

@@ -9,30 +9,48 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from cloud.models.drafter import Drafter, DrafterConfig
 from cloud.models.image_codec import ImageCodec, ImageCodecConfig
+from cloud.models.interval_adapter import IntervalFeatures
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.bundle import Bundle
+from shared.calibration import quantiles_of
+from shared.features import FEATURE_MODES
+from shared.graphs import CaptionEncoder
+from shared.intervals import SCORES, interval_measures, score
 from shared.sampling import SamplingSettings
 from training.export.bundle import BundleModels, BundleSettings, write_bundle
+from training.graphs import open_graph
 from training.quantise import Precision
-from training.text_encoder import write_encoder
+from training.text_encoder import GRAPH, TOKENIZER, write_encoder
 
-__all__ = ["toy_codec", "toy_drafter", "toy_target", "toy_text_encoder", "toy_tokenizer", "write_toy_bundle"]
+__all__ = [
+    "toy_calibration",
+    "toy_codec",
+    "toy_drafter",
+    "toy_features",
+    "toy_target",
+    "toy_text_encoder",
+    "toy_tokenizer",
+    "write_toy_bundle",
+]
 
 FACTOR = 8
 CAPTION_DIM = 16
 PREFIX_ROWS = 12
 DRAFTER_NOISE = 0.3
 
+_PICTURES = 64  # that the calibration is computed from
 _WORDS = "a an the one two three red green blue yellow apple cat dog car star tree house on of and in beside above sky"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Wide enough that logits spread over several units; the residual stream stays near unit scale.
@@ -49,6 +67,7 @@ def write_toy_bundle(
     drafter_noise: float = DRAFTER_NOISE,
     precision: Precision | None = None,
     defaults: SamplingSettings | None = None,
+    features: bool = True,
 ) -> Bundle:
     """Writes a bundle of tiny random models and opens it.
 
@@ -60,6 +79,7 @@ def write_toy_bundle(
             variation of about 0.4.
         precision: of the drafter's graph; float32 when None.
         defaults: sampling settings in the manifest.
+        features: whether it has a calibration and interval features, of every mode and far from zero.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +91,46 @@ def write_toy_bundle(
             codec=toy_codec(vocabulary, max(rows, cols)),
             text_encoder=toy_text_encoder(Path(temporary)),
         )
+        if features:
+            extra = toy_features(models_.target, models_.drafter)
+            models_ = replace(models_, features=extra, calibration=toy_calibration(models_))
         settings = BundleSettings("toy", defaults or SamplingSettings(), precision or Precision("fp32"))
         return write_bundle(folder, models_, settings)
+
+
+def toy_features(target: Transformer, drafter: Drafter) -> IntervalFeatures:
+    """Random interval features of every mode, whose vectors are about as long as an embedding."""
+    dims = target.config.dim, drafter.config.transformer.dim
+    features = IntervalFeatures(list(FEATURE_MODES[1:]), *dims, inner=8)
+    _scatter(features)
+    return features.eval()
+
+
+@torch.no_grad()
+def toy_calibration(models: BundleModels) -> dict[str, Any]:
+    """A calibration of the drafter's scores on pictures that it draws of random captions."""
+    config, drafter = models.drafter.config.transformer, models.drafter
+    captions, lengths = _toy_captions(models.text_encoder, config.prefix_rows)
+    tokens = torch.zeros(_PICTURES, config.rows * config.cols, dtype=torch.int64)
+    for position in range(tokens.shape[1]):
+        centre = drafter(captions, lengths, tokens).centre[:, position]
+        tokens[:, position] = torch.multinomial(centre.softmax(-1), 1).squeeze(1)
+    rows = drafter(captions, lengths, tokens)
+    measures = interval_measures(rows.centre.log_softmax(-1), rows.radius).numpy()
+    scores = {name: quantiles_of(score(name, measures, config.vocabulary)) for name in SCORES if name != "random"}
+    return {"scores": scores, "pictures": _PICTURES, "temperature": 1.0}
+
+
+def _toy_captions(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
+    """Features (pictures, rows, width) and lengths (pictures,) of prompts of two to five words."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    encoder = CaptionEncoder(open_graph(folder / GRAPH), tokenizer, rows)
+    words, lengths = _WORDS.split(), torch.randint(4, 8, (_PICTURES,))
+    padded = torch.zeros(_PICTURES, rows, CAPTION_DIM)
+    for row, length in zip(padded, lengths.tolist(), strict=True):
+        chosen = torch.randint(len(words), (length - 2,)).tolist()
+        row[:length] = torch.from_numpy(encoder.encode(" ".join(words[index] for index in chosen)))
+    return padded, lengths
 
 
 def toy_target(vocabulary: int, rows: int, cols: int) -> Transformer:

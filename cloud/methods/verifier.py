@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from cloud.acceptance import Judgement, Lossless, judge_block, judge_chain, judge_coupled
+from cloud.relaxation import tv_cost
 from cloud.session import Session, Work
 from shared.noise import Purpose
 from shared.sampling import probabilities
@@ -17,7 +20,7 @@ __all__ = ["JUDGES", "verify"]
 def verify(session: Session) -> Work:
     """Judges drafts until the picture is complete."""
     assert session.request.rule is not None
-    judge = JUDGES[session.request.rule.name]
+    judge = JUDGES.get(session.request.rule.name, _chain)
     yield from session.prefill()
     while not session.complete:
         draft = yield from session.next_draft()
@@ -30,9 +33,23 @@ def _coupled(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement
 
 
 def _chain(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
+    """Token by token, with any rule that judges single tokens."""
+    rule = session.acceptance
+    assert rule is not None
     accept, resample = _uniforms(session, rows)
     draft, target = session.draft_probs(tokens), probabilities(rows)
-    return judge_chain(Lossless(), draft, target, tokens, accept, resample, _bonus(session, tokens, rows))
+    judgement = judge_chain(rule, draft, target, tokens, accept, resample, _bonus(session, tokens, rows))
+    if isinstance(rule, Lossless):
+        return judgement
+    seen = min(judgement.accepted + 1, len(tokens))
+    drawn = torch.tensor(tokens[: judgement.accepted], dtype=torch.long, device=target.device)
+    strict = Lossless()(draft[: len(drawn)], target[: len(drawn)], drawn).tolist()
+    cost = tv_cost(rule, draft[:seen], target[:seen])
+    return replace(
+        judgement,
+        relaxed=tuple(place for place, chance in enumerate(strict) if accept[place] >= chance),
+        tv_cost=None if cost is None else float(cost.sum()),
+    )
 
 
 def _block(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
@@ -53,7 +70,6 @@ def _uniforms(session: Session, rows: Tensor) -> tuple[list[float], list[float]]
 
 JUDGES: dict[str, Callable[[Session, Sequence[int], Tensor], Judgement]] = {
     "gumbel": _coupled,
-    "mrs": _chain,
     "block": _block,
 }
-"""How each acceptance rule judges a draft."""
+"""How rules judge a draft that do not judge its tokens one by one."""

@@ -10,10 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from cloud.models.interval_adapter import IntervalFeatures
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.errors import BundleError
 
-__all__ = ["load_transformer", "load_weights", "save_weights"]
+__all__ = ["load_interval_features", "load_transformer", "load_weights", "save_weights"]
 
 
 def load_transformer(weights: Path) -> Transformer:
@@ -29,6 +30,21 @@ def load_transformer(weights: Path) -> Transformer:
         raise BundleError(f"{description}: not a decoder's description ({error})") from error
     load_weights(model, weights)
     return model
+
+
+def load_interval_features(weights: Path) -> IntervalFeatures:
+    """Loads encoders and adapters of interval features from `NAME.safetensors` and `NAME.json`, for use.
+
+    Raises:
+        BundleError: a file is missing or does not hold interval features; the message names file and field.
+    """
+    description = weights.with_suffix(".json")
+    try:
+        features = IntervalFeatures(**json.loads(description.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise BundleError(f"{description}: not a description of interval features ({error})") from error
+    load_weights(features, weights)
+    return features.eval()
 
 
 def load_weights(model: nn.Module, weights: Path) -> None:

@@ -21,7 +21,9 @@ from shared.grid import Grid
 
 __all__ = [
     "Attention",
+    "Block",
     "CausalAttention",
+    "RMSNorm",
     "Rows",
     "Transformer",
     "TransformerConfig",
@@ -154,11 +156,6 @@ class CausalAttention:
         return (scores.softmax(-1) @ v).transpose(-3, -2).flatten(-2)
 
 
-def _lean() -> bool:
-    """Whether to take the paths of fewest operations: in the engine, but not where a compiler fuses them anyway."""
-    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-
-
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, statistics in float32."""
 
@@ -168,8 +165,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        if _lean():
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
@@ -213,16 +208,28 @@ def rotary_table(config: TransformerConfig) -> Tensor:
 def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
     """Turns the pairs of each head. x (..., heads, head_dim), table (..., head_dim/2, 2); computed in float32."""
     wide = x.float()
-    if layout == "interleaved" and _lean():
-        # One complex product instead of eight small operations: in a decoding step those cost more than the matrices.
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.view_as_complex(table).unsqueeze(-2)
-        return torch.view_as_real(pairs).flatten(-2).to(x.dtype)
     cos, sin = table.unsqueeze(-3).unbind(-1)
     if layout == "half":
         a, b = wide.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
     a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+def _is_decoding() -> bool:
+    """Whether to take the paths of fewest operations: in the engine, but not where a compiler fuses them anyway."""
+    return torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
+
+
+def _rotate_in_place(x: Tensor, table: Tensor) -> None:
+    """Turns interleaved pairs by complex numbers `table` (..., 1, head_dim/2).
+
+    One product instead of eight small operations: in a decoding step those cost more than the matrices.
+    """
+    wide = x if x.dtype == torch.float32 else x.float()
+    torch.view_as_complex(wide.view(*wide.shape[:-1], wide.shape[-1] // 2, 2)).mul_(table)
+    if wide is not x:
+        x.copy_(wide)
 
 
 class Block(nn.Module):
@@ -232,10 +239,10 @@ class Block(nn.Module):
         super().__init__()
         self.config, self.index = config, index
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm: nn.Module = RMSNorm(config.dim, config.norm_eps)
         self.qkv = nn.Linear(config.dim, (heads + 2 * kv_heads) * head_dim, bias=config.qkv_bias)
         self.attention_out = nn.Linear(heads * head_dim, config.dim, bias=False)
-        self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp_norm: nn.Module = RMSNorm(config.dim, config.norm_eps)
         self.gate_up = nn.Linear(config.dim, 2 * config.ffn_dim, bias=False)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
         if config.qk_norm == "layernorm_per_head":
@@ -254,12 +261,18 @@ class Block(nn.Module):
         if self.config.qk_norm != "none":
             queries, keys, values = states.split([heads, kv_heads, kv_heads], dim=-2)
             states = torch.cat([self.query_norm(queries), self.key_norm(keys), values], dim=-2)
+        if table.is_complex():
+            _rotate_in_place(states[..., : heads + kv_heads, :], table)
+            keys_values = states[..., heads:, :].view(*states.shape[:-2], 2, kv_heads, self.config.head_dim)
+            return self.attention_out(attention(self.index, states[..., :heads, :], keys_values))
         turned = rotate(states[..., : heads + kv_heads, :], table, self.config.rope_layout)
         keys_values = torch.stack([turned[..., heads:, :], states[..., heads + kv_heads :, :]], dim=-3)
         return self.attention_out(attention(self.index, turned[..., :heads, :], keys_values))
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
+        if _is_decoding():
+            return self.down(functional.silu(gate).mul_(up))
         return self.down(functional.silu(gate) * up)
 
 
@@ -287,7 +300,7 @@ class Transformer(nn.Module):
         if config.position_embedding == "learned":
             self.position_embedding = nn.Parameter(torch.zeros(config.rows * config.cols, config.dim))
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm: nn.Module = RMSNorm(config.dim, config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
         self.register_buffer("table", rotary_table(config), persistent=False)
         self._initialise()
@@ -332,6 +345,8 @@ class Transformer(nn.Module):
     def run(self, x: Tensor, indices: Tensor, attention: Attention) -> Tensor:
         """Runs the blocks on embedded rows x (..., dim) at sequence rows `indices`; returns hidden (..., dim)."""
         table = self.table[indices]
+        if self.config.rope_layout == "interleaved" and _is_decoding():
+            table = torch.view_as_complex(table).unsqueeze(-2)
         for block in self.blocks:
             x = block(x, table, attention)
         return x
@@ -340,20 +355,24 @@ class Transformer(nn.Module):
         """Logits (..., V) of hidden states before the last norm (..., dim)."""
         return self.head(self.norm(hidden))
 
-    def teacher_forced(self, features: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+    def teacher_forced(self, features: Tensor, lengths: Tensor, tokens: Tensor, added: Tensor | None = None) -> Tensor:
         """Hidden states (batch, T, dim) of the rows that predict tokens 0..T-1.
 
         Args:
             features, lengths: captions, see `prefix`.
             tokens: visual tokens (batch, T) with T at most rows*cols; all but the last are fed.
+            added: vectors (batch, T, dim) to add to the tokens' embeddings; that of token t is seen from t+1 on.
         """
         prefix = self.prefix(features, lengths)
         start = prefix.shape[-2]
         indices = torch.arange(start + tokens.shape[-1] - 1, device=tokens.device)
-        x = torch.cat([prefix, self.embed(tokens[..., :-1], indices[start:]).to(prefix.dtype)], dim=-2)
+        embedded = self.embed(tokens[..., :-1], indices[start:])
+        if added is not None:
+            embedded = embedded + added[..., :-1, :]
+        x = torch.cat([prefix, embedded.to(prefix.dtype)], dim=-2)
         return self.run(x, indices, CausalAttention(len(indices), tokens.device))[..., start - 1 :, :]
 
-    def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor) -> Rows:
+    def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor, added: Tensor | None = None) -> Rows:
         """Rows of whole pictures: hidden (batch, T, dim) and logits (batch, T, V); see `teacher_forced`."""
-        hidden = self.teacher_forced(features, lengths, tokens)
+        hidden = self.teacher_forced(features, lengths, tokens, added)
         return Rows(hidden, self.logits(hidden))

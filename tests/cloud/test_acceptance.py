@@ -183,7 +183,7 @@ def test_lossless_acceptance_and_residual_give_exactly_the_target(seed: int, voc
     rule, tokens = Lossless(), torch.arange(vocabulary)
     accept = rule(draft.expand(vocabulary, -1), target.expand(vocabulary, -1), tokens)
     rejected = float((draft * (1 - accept)).sum())
-    law = draft * accept + rejected * rule.resample(draft, target)
+    law = draft * accept + rejected * rule.resample(draft, target, tokens[0])
     assert torch.allclose(law, target, rtol=0, atol=EXACT)
     assert rejected == pytest.approx(float((draft - target).abs().sum() / 2), abs=EXACT)
 
@@ -348,12 +348,12 @@ def _weight_on_the_draft(draft: Tensor, target: Tensor, weight: Tensor) -> Tenso
 
 
 class _SoftmaxOfTheDifference(Lossless):
-    def resample(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    def resample(self, draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
         return (target_probs - draft_probs).softmax(-1)
 
 
 class _ResampleFromTheTarget(Lossless):
-    def resample(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+    def resample(self, draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
         return target_probs
 
 

@@ -15,6 +15,7 @@ from protos import PROTOCOL
 from protos import ciar_pb2 as pb
 from shared.bundle import Bundle
 from shared.errors import BundleError, CiarError, ProtocolError, SettingsError
+from shared.features import pack
 from shared.graphs import CaptionEncoder
 from shared.methods import METHODS, RULES
 from shared.sampling import SamplingSettings
@@ -120,7 +121,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_k": 4, "top_p": 0.95, "guid
         ({"method": "eagle"}, SettingsError, "method: 'eagle' is unknown"),
         ({"method": ""}, SettingsError, "method: '' is unknown"),
         ({"method": "device", "rule": ""}, ProtocolError, "method device runs on the device alone"),
-        ({"rule": "nearly"}, SettingsError, "rule: method sd takes gumbel, mrs, block, not 'nearly'"),
+        ({"rule": "nearly"}, SettingsError, r"rule: method sd takes gumbel, mrs, block.*, not 'nearly'"),
         ({"method": "ar"}, SettingsError, "rule: method ar judges nothing"),
         ({"sampling": None}, SettingsError, "temperature: "),
         ({"sampling": pb.Sampling(**SAMPLING | {"temperature": float("nan")})}, SettingsError, "temperature: .*nan"),
@@ -154,3 +155,95 @@ def test_a_name_of_any_length_is_cut_for_the_log(ask: Callable[..., Any]) -> Non
 
 def test_the_largest_epoch_is_taken(ask: Callable[..., Any]) -> None:
     assert ask(epoch=2**23 - 1).epoch == 2**23 - 1
+
+
+# -- a device that keeps tokens -------------------------------------------------------------------------------------
+
+
+DIM = 16
+WISH: dict[str, Any] = {"prefix": 1, "feature_mode": "scalars", "local_repair": True, "audit": 0.01}
+
+
+@pytest.fixture
+def ask_ciar(toy_bundle: Bundle, captions: CaptionEncoder, make_open: MakeOpen) -> Callable[..., Any]:
+    """Asks for `ciar` at a verifier whose bundle knows three modes; `wish` changes fields of `Selective`."""
+
+    def ask(wish: dict[str, Any] | None = None, **fields: Any) -> Any:
+        fields = {"method": "ciar", "rule": "", "selective": pb.Selective(**WISH | (wish or {}))} | fields
+        modes = ["scalars", "code64", "full"]
+        return admit(make_open(**fields), toy_bundle.manifest, captions, DIM, modes)
+
+    return ask
+
+
+def test_what_a_selective_device_wants_arrives_as_it_was_meant(ask_ciar: Callable[..., Any]) -> None:
+    request = ask_ciar({"prefix": 3, "audit": 0.3})
+    assert request.rule is RULES["gumbel"]
+    wish = request.selective
+    assert (wish.prefix, wish.feature_mode, wish.local_repair) == (3, "scalars", True)
+    assert wish.audit == 0.3, "float32 on the wire must not move a token in or out of the audit"
+    assert wish.features.shape == (0, 3)
+
+
+@pytest.mark.parametrize("mode", ["none", "scalars", "code64", "full"])
+def test_a_resumed_picture_brings_features_of_its_kept_tokens_only(ask_ciar: Callable[..., Any], mode: str) -> None:
+    width = {"none": 0, "scalars": 3, "code64": 64, "full": DIM}[mode]
+    sent = np.arange(2 * width, dtype=np.float32).reshape(2, width) - 20.0
+    kinds = bytes([Provenance.SAMPLED, Provenance.KEPT, Provenance.CORRECTED, Provenance.KEPT])
+    request = ask_ciar({"feature_mode": mode, "features": pack(mode, sent)}, tokens=[0, 1, 2, 3], provenance=kinds)
+    np.testing.assert_array_equal(request.selective.features, sent)
+
+
+def test_other_methods_have_no_selection(ask: Callable[..., Any], ask_ciar: Callable[..., Any]) -> None:
+    assert ask().selective is None
+    assert ask_ciar(method="sd").selective is None
+
+
+@pytest.mark.parametrize(("local", "rule"), [(True, "mrs"), (True, "gumbel"), (False, "block")])
+def test_rules_that_go_with_a_repair_are_taken(ask_ciar: Callable[..., Any], local: bool, rule: str) -> None:
+    assert ask_ciar({"local_repair": local}, rule=rule).rule is RULES[rule]
+
+
+@pytest.mark.parametrize("audit", [0.0, 1.0])
+@pytest.mark.parametrize("prefix", [0, 6])
+def test_the_ends_of_the_ranges_are_taken(ask_ciar: Callable[..., Any], audit: float, prefix: int) -> None:
+    wish = ask_ciar({"audit": audit, "prefix": prefix}).selective
+    assert (wish.audit, wish.prefix) == (audit, prefix)
+
+
+@pytest.mark.parametrize(
+    ("wish", "fields", "kind", "message"),
+    [
+        ({}, {"selective": None}, ProtocolError, "method ciar: the Open message says nothing of what the device keeps"),
+        ({"feature_mode": "code32"}, {}, SettingsError, "knows none, scalars, code64, full, not 'code32'"),
+        ({"feature_mode": ""}, {}, SettingsError, "features: .* not ''"),
+        ({"prefix": 7}, {}, ProtocolError, "prefix: at most 6 tokens are in the picture, not 7"),
+        ({"audit": 1.5}, {}, ProtocolError, r"audit: a share from 0 to 1 is needed, not 1\.5"),
+        ({"audit": -0.5}, {}, ProtocolError, r"audit: .* not -0\.5"),
+        ({"audit": float("nan")}, {}, ProtocolError, "audit: .* not nan"),
+        ({}, {"rule": "block"}, SettingsError, "repair: rule block judges a draft as a whole"),
+        ({}, {"tokens": [1], "provenance": b"\x01"}, ProtocolError, "1 tokens in mode scalars take 6 bytes, 0 came"),
+        ({"features": bytes(6)}, {}, ProtocolError, "0 tokens in mode scalars take 0 bytes, 6 came"),
+        (
+            {"features": b"\x00\x7e" * 3},
+            {"tokens": [1], "provenance": b"\x01"},
+            ProtocolError,
+            "features: a number is not finite",
+        ),
+    ],
+)
+def test_what_a_selective_device_may_not_want_is_refused_with_what_and_where(
+    ask_ciar: Callable[..., Any], wish: dict[str, Any], fields: dict[str, Any], kind: type[CiarError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        ask_ciar(wish, **fields)
+
+
+def test_a_bundle_without_features_knows_mode_none_alone(
+    toy_bundle: Bundle, captions: CaptionEncoder, make_open: MakeOpen
+) -> None:
+    plain = make_open(method="ciar", rule="", selective=pb.Selective(feature_mode="none"))
+    assert admit(plain, toy_bundle.manifest, captions).selective is not None
+    other = make_open(method="ciar", rule="", selective=pb.Selective(feature_mode="scalars"))
+    with pytest.raises(SettingsError, match="features: the verifier's bundle knows none, not 'scalars'"):
+        admit(other, toy_bundle.manifest, captions)

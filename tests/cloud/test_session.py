@@ -22,7 +22,7 @@ from cloud.methods import CLOUD_ROLES
 from cloud.methods.sampler import sample
 from cloud.methods.verifier import verify
 from cloud.models.transformer import Transformer
-from cloud.session import AWAIT_DRAFT, Cost, Request, Session
+from cloud.session import AWAIT_DRAFT, Cost, Request, Selective, Session
 from protos import ciar_pb2 as pb
 from shared import noise
 from shared.errors import BusyError, ProtocolError
@@ -443,8 +443,11 @@ def test_a_failing_draft_ends_the_method(begin: Callable[..., Session]) -> None:
 
 
 def test_cloud_roles_are_generators_of_sessions(make_request: MakeRequest, engine: Engine) -> None:
+    selective = Selective(0, "none", np.zeros((0, 0), np.float32), local_repair=False, audit=0.0)
     for role in CLOUD_ROLES.values():
-        session = Session(engine, replace(make_request(), bonus=False), lambda message: None)
+        request = replace(make_request(), bonus=False, selective=selective)
+        session = Session(engine, request, lambda message: None)
         work = role(session)
         assert isinstance(next(work), Feed)
         work.close()
+        session.close()

@@ -14,7 +14,9 @@ from PIL import Image
 
 from device import cli
 from device.cli import main
+from device.client import DeviceClient, GenerateSettings
 from device.picture import save_picture
+from device.selection import SelectionSettings
 from shared import errors
 from shared.bundle import Bundle
 from shared.errors import CiarError
@@ -84,11 +86,9 @@ def test_preview_is_saved_as_it_grows_and_removed(
 def test_help_tells_methods_rules_laws_and_exit_codes(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for method in METHODS.values():
-        assert f"{method.summary} (" in out
-    for rule in RULES.values():
-        assert f"--rule {rule.name}" in out
-        assert rule.summary in out
+    methods = [(method.name, method.summary) for method in METHODS.values()]
+    for name, summary in [*methods, *[(rule.name, rule.summary) for rule in RULES.values()]]:
+        assert f"  {name:<10}{summary} (loss" in out
     for number in {getattr(errors, name).exit_code for name in errors.__all__ if name.endswith("Error")} - {1}:
         assert f"  {number} " in out, f"exit code {number}"
 
@@ -148,7 +148,25 @@ def test_defect_has_a_code_of_its_own(
         (["--method", "magic"], 2, "method: 'magic' is unknown"),
         (["--method", "ar", "--rule", "mrs"], 2, "takes no rule"),
         (["--draft-length", "99"], 2, "draft_length"),
-        (["--in-flight", "0"], 2, "in_flight"),
+        (["--in-flight", "9"], 2, "in_flight"),
+        (["--cloud-budget", "1.5"], 2, "cloud_budget"),
+        (["--cloud-budget", "much"], 2, "--cloud-budget"),
+        (["--mode", "offline"], 2, "mode: one of sync, batched, pipelined"),
+        (["--repair", "pray"], 2, "repair: one of truncate, local"),
+        (["--score", "vibes"], 2, "score: one of interval, width, entropy, random"),
+        (["--threshold-mode", "median"], 2, "threshold_mode: one of quantile, maxnorm, absolute"),
+        (["--threshold-mode", "absolute"], 2, "threshold: mode absolute needs a level"),
+        (["--threshold", "0.3"], 2, "threshold: mode quantile takes the budget"),
+        (["--threshold-mode", "absolute", "--threshold", "nan"], 2, "threshold: a number of at least 0"),
+        (["--batch", "65"], 2, "batch"),
+        (["--batch", "few"], 2, "--batch"),
+        (["--features", "code32"], 2, "features: one of none, scalars, code64, full"),
+        (["--prefix-rate", "-1"], 2, "prefix_rate"),
+        (["--audit", "nan"], 2, "audit"),
+        (["--on-lost-link", "panic"], 2, "on_lost_link: one of resume, fail, finish-alone"),
+        (["--verdict-deadline", "0"], 2, "verdict_seconds"),
+        (["--method", "ciar", "--rule", "block"], 2, "repair: rule block"),
+        (["--method", "ciar", "--rule", "mrs"], 2, "repair: with rule mrs"),
         (["--threads", "0"], 2, "threads"),
         (["--silence-timeout", "0"], 2, "silence_seconds"),
         (["--retry-timeout", "nan"], 2, "retry_seconds"),
@@ -167,6 +185,69 @@ def test_bad_flag_is_named_and_nothing_is_drawn(
     assert (ended, out) == (code, "")
     assert words in err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+class StoppedError(CiarError):
+    """Raised by a device that a test only wants to be asked."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[GenerateSettings]:
+    """The settings that reach a device, which then stops."""
+    found: list[GenerateSettings] = []
+
+    def generate(self: Any, prompt: str, settings: GenerateSettings, **callbacks: Any) -> None:
+        found.append(settings)
+        raise StoppedError("enough")
+
+    monkeypatch.setattr(DeviceClient, "generate", generate)
+    return found
+
+
+def test_flags_of_the_selection_reach_the_settings(run: Run, asked: list[GenerateSettings]) -> None:
+    flags = {
+        "method": "ciar",
+        "rule": "mrs",
+        "cloud-budget": "0.4",
+        "score": "width",
+        "threshold-mode": "maxnorm",
+        "threshold": "0.25",
+        "mode": "batched",
+        "repair": "truncate",
+        "batch": "7",
+        "features": "scalars",
+        "prefix-rate": "0.1",
+        "audit": "0.05",
+        "in-flight": "3",
+        "on-lost-link": "finish-alone",
+        "verdict-deadline": "1.5",
+    }
+    run("--prompt", "a cat", *[word for name, value in flags.items() for word in (f"--{name}", value)])
+    (settings,) = asked
+    assert settings.selection == SelectionSettings(
+        cloud_budget=0.4,
+        score="width",
+        threshold_mode="maxnorm",
+        threshold=0.25,
+        mode="batched",
+        repair="truncate",
+        batch=7,
+        features="scalars",
+        prefix_rate=0.1,
+        audit=0.05,
+    )
+    assert (settings.method, settings.rule, settings.in_flight) == ("ciar", "mrs", 3)
+    assert (settings.on_lost_link, settings.verdict_seconds) == ("finish-alone", 1.5)
+
+
+def test_without_flags_the_settings_are_the_apis_defaults(run: Run, asked: list[GenerateSettings]) -> None:
+    run("--prompt", "a cat")
+    assert asked == [GenerateSettings()]
+
+
+def test_overlay_is_saved_beside_the_picture(run: Run, alone: list[str], tmp_path: Path) -> None:
+    assert run(*alone, "--overlay", "--output", "cat.png")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat.overlay.png", "cat.png"]
 
 
 def test_prompt_is_needed(run: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 from device import client
 from device.client import DeviceClient, GenerateSettings
 from device.link import LinkSettings
+from device.selection import SelectionSettings
 from protos import ciar_pb2 as pb
 from shared.bundle import Bundle
 from shared.errors import BundleError, LinkError, SettingsError
@@ -148,6 +149,61 @@ def test_missing_bundle_is_said_at_once(tmp_path: Path) -> None:
         DeviceClient(bundle=tmp_path / "nothing")
 
 
+# -- interval features ----------------------------------------------------------------------------------------------
+
+
+def accepting_everything(openings: list[pb.Open]) -> Any:
+    """A verifier of `ciar` that lets every draft stand, and remembers how pictures were opened."""
+
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        openings.append(next(messages).open)
+        yield pb.CloudMessage(opened=pb.Opened())
+        for message in messages:
+            draft = message.draft
+            yield pb.CloudMessage(verdict=pb.Verdict(start=draft.start, accepted=len(draft.ids)))
+            if draft.start + len(draft.ids) == 16:
+                yield pb.CloudMessage(done=pb.Done())
+
+    return talk
+
+
+@pytest.fixture
+def knowing(fake: FakeVerifier, toy: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceClient]:
+    """A device whose bundle knows two modes of features and recommends the smaller."""
+    facts = {"feature_modes": ["scalars", "code64"], "recommended_features": "scalars"}
+    with DeviceClient(fake.address, bundle=toy.folder) as device:
+        assert device._models is not None
+        monkeypatch.setitem(device._models.bundle.manifest.models, "interval", facts)
+        yield device
+
+
+@pytest.mark.parametrize("mode", ["", "none", "scalars", "code64"])
+def test_features_are_those_asked_for_or_what_the_bundle_recommends(
+    fake: FakeVerifier, knowing: DeviceClient, mode: str
+) -> None:
+    openings: list[pb.Open] = []
+    fake.talk = accepting_everything(openings)
+    chosen = SelectionSettings(features=mode, prefix_rate=0.0, audit=0.0)
+    picture = knowing.generate("a cat", GenerateSettings("ciar", seed=7, selection=chosen))
+    wanted = mode or "scalars"
+    assert openings[0].selective.feature_mode == wanted
+    assert picture.report.selection is not None
+    assert picture.report.selection.features == wanted
+    assert picture.scores.shape == (4, 4)
+    assert np.isfinite(picture.scores).all()
+
+
+def test_features_that_the_bundle_was_not_trained_for_are_refused_before_a_stream_is_opened(
+    fake: FakeVerifier, knowing: DeviceClient
+) -> None:
+    openings: list[pb.Open] = []
+    fake.talk = accepting_everything(openings)
+    chosen = SelectionSettings(features="full")
+    with pytest.raises(SettingsError, match="features: this bundle knows none, scalars, code64, not 'full'"):
+        knowing.generate("a cat", GenerateSettings("ciar", selection=chosen))
+    assert not openings
+
+
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -162,8 +218,14 @@ def test_missing_bundle_is_said_at_once(tmp_path: Path) -> None:
         ({"seed": 2**64}, "seed"),
         ({"draft_length": -1}, "draft_length"),
         ({"draft_length": 65}, "draft_length"),
-        ({"in_flight": 0}, "in_flight"),
+        ({"in_flight": -1}, "in_flight"),
         ({"in_flight": 9}, "in_flight"),
+        ({"on_lost_link": "panic"}, "on_lost_link"),
+        ({"verdict_seconds": 0.0}, "verdict_seconds"),
+        ({"verdict_seconds": 3601.0}, "verdict_seconds"),
+        ({"verdict_seconds": float("nan")}, "verdict_seconds"),
+        ({"method": "ciar", "rule": "block"}, "repair"),
+        ({"method": "ciar", "rule": "mrs"}, "repair"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k"),
@@ -175,6 +237,11 @@ def test_missing_bundle_is_said_at_once(tmp_path: Path) -> None:
 def test_setting_that_cannot_be_is_named(settings: dict[str, Any], name: str) -> None:
     with pytest.raises(SettingsError, match=f"^{name}: "):
         GenerateSettings(**settings)
+
+
+def test_rule_and_repair_need_to_fit_only_where_tokens_are_kept() -> None:
+    assert GenerateSettings("sd", rule="block").selection.repair == "local"
+    assert GenerateSettings("ciar", rule="block", selection=SelectionSettings(repair="truncate")).rule == "block"
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])

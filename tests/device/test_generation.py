@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from device.graphs import DeviceModels
 from device.link import Link, LinkSettings, LostLinkError, WireCounters
 from device.report import Report
 from device.roles import DEVICE_ROLES
+from device.selection import SelectionSettings
 from protos import PROTOCOL
 from protos import ciar_pb2 as pb
 from shared import noise
@@ -36,10 +39,12 @@ class FakeLink:
     settings: LinkSettings = field(default_factory=lambda: LinkSettings(retry_seconds=0.3))
     address: str = "nowhere:1"
     openings: list[pb.Open] = field(default_factory=list)
+    patience: list[float] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def open(self, opening: pb.Open, counters: WireCounters) -> Iterator[None]:
+    def open(self, opening: pb.Open, counters: WireCounters, silence_seconds: float) -> Iterator[None]:
         self.openings.append(opening)
+        self.patience.append(silence_seconds)
         yield
 
 
@@ -52,6 +57,10 @@ def generation(models: DeviceModels, method: str = "sd", rule: str = "", **chang
 
 def lose(word: str = "cut") -> None:
     raise LostLinkError(word)
+
+
+def never() -> None:
+    raise AssertionError("the device went on alone")
 
 
 # -- the link is lost and found -------------------------------------------------------------------------------------
@@ -68,7 +77,7 @@ def test_each_stream_carries_the_whole_state(models: DeviceModels) -> None:
             lose()
         picture.commit([5] * 12, Provenance.SAMPLED)
 
-    picture.converse(talk)
+    picture.converse(talk, never)
     first, second = link.openings
     manifest = models.bundle.manifest
     assert (first.protocol, first.bundle_digest, first.codebook_digest) == (
@@ -91,7 +100,7 @@ def test_no_two_streams_share_an_epoch(models: DeviceModels) -> None:
         picture.commit([1] * 4, Provenance.VERIFIED)
         lose()
 
-    picture.converse(talk)
+    picture.converse(talk, never)
     assert [opening.epoch for opening in link.openings] == [0, 3, 6, 9]
 
 
@@ -103,7 +112,7 @@ def test_picture_that_is_complete_is_not_opened_again(models: DeviceModels) -> N
         picture.commit([1] * 16, Provenance.SAMPLED)
         lose("before the last word")
 
-    picture.converse(talk)
+    picture.converse(talk, never)
     assert len(link.openings) == 1
     assert picture.report.resumed == 0
 
@@ -120,7 +129,7 @@ def test_resumed_counts_how_often_the_picture_went_on(models: DeviceModels) -> N
         if not picture.transcript.complete:
             lose()
 
-    picture.converse(talk)
+    picture.converse(talk, never)
     assert len(link.openings) == 7
     assert picture.report.resumed == 2
 
@@ -129,7 +138,7 @@ def test_lost_picture_is_given_up_with_what_was_done(models: DeviceModels) -> No
     picture = generation(models, link=FakeLink())
     picture.commit([1] * 5, Provenance.SAMPLED)
     with pytest.raises(LinkError, match=r"nowhere:1 was lost with 5 of 16 tokens done .* within 0\.3 s: cut") as caught:
-        picture.converse(lambda stream: lose())
+        picture.converse(lambda stream: lose(), never)
     assert not isinstance(caught.value, LostLinkError)
 
 
@@ -141,7 +150,7 @@ def test_full_verifier_is_asked_again_and_then_reported_as_full(models: DeviceMo
 
     picture = generation(models, link=link)
     with pytest.raises(BusyError, match="no slot"):
-        picture.converse(talk)
+        picture.converse(talk, never)
     assert len(link.openings) >= 2
     assert picture.report.resumed == 0
 
@@ -153,14 +162,80 @@ def test_refusal_is_not_tried_again(models: DeviceModels) -> None:
         raise RefusedError("verifier: no cats")
 
     with pytest.raises(RefusedError, match="no cats"):
-        generation(models, link=link).converse(talk)
+        generation(models, link=link).converse(talk, never)
     assert len(link.openings) == 1
 
 
 def test_verifier_that_is_done_too_early_broke_the_protocol(models: DeviceModels) -> None:
     picture = generation(models, link=FakeLink())
     with pytest.raises(ProtocolError, match="done after 2 tokens"):
-        picture.converse(lambda stream: picture.commit([1, 1], Provenance.SAMPLED))
+        picture.converse(lambda stream: picture.commit([1, 1], Provenance.SAMPLED), never)
+
+
+@pytest.mark.parametrize("error", [LostLinkError("cut"), BusyError("no slot")])
+def test_a_lost_link_may_be_the_end(models: DeviceModels, error: Exception) -> None:
+    link = FakeLink(LinkSettings(retry_seconds=60.0))
+    picture = generation(models, link=link, on_lost_link="fail")
+
+    def talk(stream: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        picture.converse(talk, never)
+    assert len(link.openings) == 1
+
+
+@pytest.mark.parametrize("error", [LostLinkError("cut"), BusyError("no slot")])
+def test_a_picture_may_be_finished_alone_after_the_first_loss(models: DeviceModels, error: Exception) -> None:
+    link = FakeLink(LinkSettings(silence_seconds=30.0, retry_seconds=60.0))
+    picture = generation(models, link=link, on_lost_link="finish-alone", verdict_seconds=0.7)
+
+    def talk(stream: Any) -> None:
+        picture.commit([1, 2], Provenance.VERIFIED)
+        raise error
+
+    picture.converse(talk, lambda: picture.commit([3] * 14, Provenance.DEGRADED))
+    assert picture.transcript.provenance == [Provenance.VERIFIED] * 2 + [Provenance.DEGRADED] * 14
+    assert len(link.openings) == 1
+    # A verdict's deadline is shorter than the patience with a verifier that will be asked again.
+    assert link.patience == [0.7]
+
+
+def test_patience_with_a_verifier_is_the_links_unless_the_device_may_go_on_alone(models: DeviceModels) -> None:
+    link = FakeLink(LinkSettings(silence_seconds=30.0))
+    picture = generation(models, link=link, verdict_seconds=0.7)
+    picture.converse(lambda stream: picture.commit([1] * 16, Provenance.SAMPLED), never)
+    assert link.patience == [30.0]
+
+
+def test_an_error_of_the_verifier_is_not_answered_by_going_on_alone(models: DeviceModels) -> None:
+    picture = generation(models, link=FakeLink(), on_lost_link="finish-alone")
+
+    def talk(stream: Any) -> None:
+        raise RefusedError("verifier: no cats")
+
+    with pytest.raises(RefusedError, match="no cats"):
+        picture.converse(talk, never)
+
+
+def test_a_selective_device_says_what_it_keeps_and_brings_its_features_along(models: DeviceModels) -> None:
+    chosen = SelectionSettings(prefix_rate=0.25, repair="truncate", audit=0.125)
+    link = FakeLink()
+    picture = generation(models, "ciar", link=link, selection=chosen, feature_mode="scalars")
+
+    def talk(stream: Any) -> None:
+        if len(link.openings) == 1:
+            picture.commit([1, 2], [Provenance.SAMPLED, Provenance.KEPT])
+            picture.kept_features += b"sixbyt"
+            lose()
+        picture.commit([5] * 14, Provenance.VERIFIED)
+
+    picture.converse(talk, never)
+    first, second = (opening.selective for opening in link.openings)
+    assert (first.prefix, first.feature_mode, first.local_repair, first.audit) == (4, "scalars", False, 0.125)
+    assert (first.features, second.features) == (b"", b"sixbyt")
+    assert link.openings[0].rule == "gumbel"
+    assert not generation(models, "sd").opening().HasField("selective")
 
 
 # -- drawing --------------------------------------------------------------------------------------------------------
@@ -290,6 +365,157 @@ def test_what_the_protocol_does_not_allow_is_named(
             DEVICE_ROLES[METHODS[method].device_role](generation(models, method, link=link, draft_length=4))
     finally:
         link.close()
+
+
+EVERYTHING = SelectionSettings(prefix_rate=0.0, audit=0.0, mode="batched", threshold_mode="absolute", threshold=0.0)
+NOTHING = replace(EVERYTHING, threshold=math.inf)
+PREFIXED = replace(EVERYTHING, prefix_rate=0.25)
+
+
+@pytest.mark.parametrize(
+    ("selection", "replies", "words"),
+    [
+        (EVERYTHING, [verdict(accepted=5)], "accepts 5 of 4 drafted tokens"),
+        (EVERYTHING, [verdict(accepted=2)], "rejects a token without a correction"),
+        (EVERYTHING, [verdict(accepted=2, token=8)], "token id 8 at position 2 is outside the vocabulary"),
+        (EVERYTHING, [verdict(accepted=4, corrected=[0])], "corrects 1 tokens with 0 replacements"),
+        (EVERYTHING, [verdict(accepted=4, corrected=[4], replacements=[1])], "a token that was not uncertain"),
+        (EVERYTHING, [verdict(accepted=2, token=1, corrected=[2], replacements=[1])], "that was not uncertain"),
+        (EVERYTHING, [verdict(accepted=4, corrected=[1], replacements=[8])], "token id 8 at position 1"),
+        (EVERYTHING, [verdict(accepted=4, audited=[-1.0])], "audits 1 tokens, but 0 were to be audited"),
+        (EVERYTHING, [tokens(0, [1])], "sent 1 tokens from position 0, but the prefix ends at position 0"),
+        (NOTHING, [verdict(accepted=16, corrected=[0], replacements=[1])], "a token that was not uncertain"),
+        (replace(NOTHING, audit=1.0), [verdict(accepted=16)], "audits 0 tokens, but 16 were to be audited"),
+        (PREFIXED, [tokens(1, [1])], "sent tokens from position 1, but 0 is next"),
+        (PREFIXED, [tokens(0, [1] * 5)], "sent 5 tokens from position 0, but the prefix ends at position 4"),
+        (PREFIXED, [verdict(accepted=1)], "came for position 0, but 0 is next"),
+    ],
+)
+def test_what_the_protocol_does_not_allow_a_selective_device_is_named(
+    fake: FakeVerifier,
+    models: DeviceModels,
+    selection: SelectionSettings,
+    replies: list[pb.CloudMessage],
+    words: str,
+) -> None:
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        next(messages)
+        yield opened()
+        if selection is not PREFIXED:
+            assert next(messages).draft.ids
+        yield from replies
+
+    fake.talk = talk
+    link = Link(fake.address)
+    try:
+        with pytest.raises(ProtocolError, match=words):
+            DEVICE_ROLES["selective drafter"](generation(models, "ciar", link=link, selection=selection))
+    finally:
+        link.close()
+
+
+def test_marks_and_features_travel_with_the_tokens_they_belong_to(fake: FakeVerifier, models: DeviceModels) -> None:
+    """One bit a token in order, features of the kept ones alone, and what was committed goes along when it resumes."""
+    drafts: list[pb.Draft] = []
+    openings: list[pb.Open] = []
+
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        openings.append(next(messages).open)
+        yield opened()
+        for message in messages:
+            draft = message.draft
+            drafts.append(draft)
+            yield verdict(epoch=draft.epoch, start=draft.start, accepted=len(draft.ids))
+            if draft.start + len(draft.ids) == 16:
+                yield pb.CloudMessage(done=pb.Done())
+            elif len(openings) == 1:
+                return
+
+    fake.talk = talk
+    link = Link(fake.address)
+    selection = replace(EVERYTHING, score="random", threshold=0.5)
+    picture = generation(models, "ciar", link=link, selection=selection, feature_mode="scalars")
+    DEVICE_ROLES["selective drafter"](picture)
+    link.close()
+    marks = [bool(draft.uncertain[i // 8] >> (i % 8) & 1) for draft in drafts for i in range(len(draft.ids))]
+    assert marks == (picture.scores > 0.5).tolist()
+    assert set(marks) == {True, False}
+    kinds = [Provenance.VERIFIED if mark else Provenance.KEPT for mark in marks]
+    assert picture.transcript.provenance == kinds
+    assert [len(draft.uncertain) for draft in drafts] == [(len(draft.ids) + 7) // 8 for draft in drafts]
+    assert b"".join(draft.features for draft in drafts) == picture.kept_features
+    assert len(picture.kept_features) == 6 * marks.count(False)
+    assert [opening.selective.features for opening in openings] == [b"", drafts[0].features]
+    # A draft ends with a row of tokens that holds an uncertain one, or with the picture.
+    assert all((draft.start + len(draft.ids)) % 4 == 0 for draft in drafts)
+
+
+def test_local_repair_replaces_in_place_and_the_device_drafts_on_from_what_stands(
+    fake: FakeVerifier, models: DeviceModels
+) -> None:
+    drafts: list[pb.Draft] = []
+
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        next(messages)
+        yield opened()
+        for message in messages:
+            draft = message.draft
+            drafts.append(draft)
+            other = (draft.ids[1] + 1) % 8
+            yield verdict(epoch=0, start=draft.start, accepted=4, corrected=[1], replacements=[other])
+            if draft.start == 12:
+                yield pb.CloudMessage(done=pb.Done())
+
+    fake.talk = talk
+    link = Link(fake.address)
+    picture = generation(models, "ciar", link=link, selection=EVERYTHING)
+    DEVICE_ROLES["selective drafter"](picture)
+    link.close()
+    expected = [(token + 1) % 8 if i == 1 else token for draft in drafts for i, token in enumerate(draft.ids)]
+    assert picture.transcript.tokens == expected
+    kinds = [Provenance.VERIFIED, Provenance.CORRECTED, Provenance.VERIFIED, Provenance.VERIFIED]
+    assert picture.transcript.provenance == kinds * 4
+    assert {draft.epoch for draft in drafts} == {0}
+    # The second row is what a drafter draws behind the repaired first one.
+    cache = models.drafter()
+    rows = cache.prefill(models.captions.encode("a cat"), expected[:4])
+    assert drafts[1].ids[0] == picture.draw(4, picture.draft_row(rows.centre[-1]))
+
+
+@pytest.mark.parametrize("method", ["sd", "ciar", "ar"])
+def test_a_device_that_goes_on_alone_marks_what_the_cloud_should_have_judged(
+    fake: FakeVerifier, models: DeviceModels, method: str
+) -> None:
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        next(messages)
+        yield opened()
+        for message in messages:
+            yield verdict(start=0, accepted=len(message.draft.ids))
+            break
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    def sampling(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        next(messages)
+        yield opened()
+        yield tokens(0, [1] * 4)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    fake.talk = sampling if method == "ar" else talk
+    link = Link(fake.address)
+    selection = replace(EVERYTHING, score="random", threshold=0.5)
+    picture = generation(
+        models, method, link=link, selection=selection, draft_length=4, in_flight=1, on_lost_link="finish-alone"
+    )
+    DEVICE_ROLES[METHODS[method].device_role](picture)
+    link.close()
+    assert picture.transcript.complete
+    first, rest = picture.transcript.provenance[:4], picture.transcript.provenance[4:]
+    assert Provenance.DEGRADED not in first
+    if method == "ciar":
+        owed = (picture.scores[4:] > 0.5).tolist()
+        assert rest == [Provenance.DEGRADED if score else Provenance.KEPT for score in owed]
+    else:
+        assert rest == [Provenance.DEGRADED] * 12
 
 
 def test_verdicts_of_the_past_change_nothing(fake: FakeVerifier, models: DeviceModels) -> None:

@@ -7,7 +7,6 @@ many generated pictures. Seeds are fixed, so a test passes or fails the same way
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from cloud import acceptance
 from cloud.acceptance import Judgement, block_acceptance, inverse_sample, residual
 from cloud.methods import verifier as verifying
-from cloud.models.loading import load_transformer
 from cloud.session import Session
 from cloud.shadow_drafter import ShadowDrafter
 from device.generation import Generation
@@ -34,16 +31,14 @@ from shared.bundle import Bundle
 from shared.methods import find_method, find_rule
 from shared.noise import Purpose
 from shared.sampling import SamplingSettings, guide, warp
+from tests.end_to_end.laws import PROMPT, SAMPLING, Law, fit, joint_law
 from tests.end_to_end.serving import serving
 from training.toy import write_toy_bundle
 
-PROMPT = "a red apple"
-SAMPLING = SamplingSettings(temperature=0.7, top_k=2, guidance=1.5)
 DRAFT_LENGTH = 5
 SEED = 2
 # Re-used draws bend the law little; with these weights they are seen in few pictures.
 SEED_FOR_NOISE = 7
-Law = dict[tuple[int, ...], float]
 PICTURES = 1200
 PICTURES_WITH_BUG = 800
 # Of a right rule, one in ten thousand sets of seeds would fail; the planted bugs are far below.
@@ -61,24 +56,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Bundl
         return bundle, joint_law(bundle)
 
     return make
-
-
-def joint_law(bundle: Bundle) -> Law:
-    """Probability of every picture under the warped, guided target."""
-    target = load_transformer(bundle.path("target.safetensors")).eval()
-    manifest = bundle.manifest
-    pictures = list(itertools.product(range(manifest.vocabulary), repeat=manifest.grid.size))
-    features = torch.from_numpy(DeviceModels(bundle).captions.encode(PROMPT))
-    padded = torch.zeros(len(pictures), manifest.prefix_rows, features.shape[1])
-    padded[:, : len(features)] = features
-    tokens = torch.tensor(pictures)
-    with torch.no_grad():
-        cond = target(padded, torch.full((len(pictures),), len(features)), tokens).logits
-        uncond = target(padded, torch.zeros(len(pictures), dtype=torch.long), tokens).logits
-    rows = warp(guide(cond, uncond, SAMPLING.guidance), SAMPLING).double()
-    joint = rows.gather(-1, tokens.unsqueeze(-1)).sum((1, 2)).exp()
-    assert joint.sum() == pytest.approx(1.0, abs=1e-5)
-    return dict(zip(pictures, joint.tolist(), strict=True))
 
 
 def generate(bundle: Bundle, rule: str, count: int, in_flight: int = 1) -> Counter[tuple[int, ...]]:
@@ -101,22 +78,6 @@ def generate(bundle: Bundle, rule: str, count: int, in_flight: int = 1) -> Count
 
         with ThreadPoolExecutor(8) as pool:
             return Counter(pool.map(draw, range(count)))
-
-
-def fit(drawn: Counter[tuple[int, ...]], law: Law) -> float:
-    """p-value of the G-test of drawn pictures against the law; rare pictures are pooled."""
-    total = drawn.total()
-    expected = np.array([law[picture] * total for picture in law])
-    observed = np.array([drawn[picture] for picture in law], float)
-    if observed[expected < 1e-6 * total].any():
-        return 0.0
-    order = np.argsort(expected)
-    expected, observed = expected[order], observed[order]
-    rare = max(1, int(np.searchsorted(np.cumsum(expected), 10.0)) + 1)
-    expected = np.append(expected[rare:], expected[:rare].sum())
-    observed = np.append(observed[rare:], observed[:rare].sum())
-    expected *= observed.sum() / expected.sum()
-    return float(stats.power_divergence(observed, expected, lambda_="log-likelihood").pvalue)
 
 
 @pytest.mark.parametrize(("rule", "in_flight"), [("gumbel", 1), ("mrs", 1), ("block", 1), ("block", 3)])

@@ -85,8 +85,9 @@ def test_parts_are_what_each_side_needs(toy_bundle: Bundle) -> None:
     parts = {part: {file.path for file in toy_bundle.manifest.part(part)} for part in ("device", "cloud")}
     both = {file.path for file in toy_bundle.manifest.part("both")}
     assert both == parts["device"] & parts["cloud"]
-    assert {"drafter.onnx", "text_encoder.onnx", "tokenizer.json"} == both
-    assert "target.safetensors" in parts["cloud"] - parts["device"]
+    assert {"drafter.onnx", "text_encoder.onnx", "tokenizer.json", "calibration.json"} == both
+    assert {"target.safetensors", "interval_features.safetensors"} <= parts["cloud"] - parts["device"]
+    assert {"codec_decoder.onnx", "interval_encoder_code64.onnx"} <= parts["device"] - parts["cloud"]
     assert parts["device"] | parts["cloud"] == {file.path for file in toy_bundle.manifest.files}
 
 

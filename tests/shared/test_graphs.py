@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from shared.bundle import Bundle
-from shared.errors import SettingsError
+from shared.errors import BundleError, SettingsError
 from shared.graphs import MAX_PROMPT_CHARACTERS, CaptionEncoder, DrafterCache, DraftRows
 
 PROMPT = "a red apple"
+FIELDS = ("centre", "radius", "hidden", "measures")
 
 
 def session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
@@ -41,16 +43,16 @@ def features(captions: CaptionEncoder) -> NDArray[np.float32]:
 
 @pytest.fixture
 def cache(graph: onnxruntime.InferenceSession, toy_bundle: Bundle) -> DrafterCache:
-    return DrafterCache(graph, toy_bundle.manifest.prefix_rows, toy_bundle.manifest.grid.size)
+    return DrafterCache(graph, toy_bundle.manifest.prefix_rows, toy_bundle.manifest.grid.size, detail=True)
 
 
 def assert_same(rows: DraftRows, expected: DraftRows) -> None:
-    for name in ("centre", "radius", "hidden"):
+    for name in FIELDS:
         np.testing.assert_allclose(getattr(rows, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
 
 
 def part(rows: DraftRows, start: int, stop: int | None = None) -> DraftRows:
-    return DraftRows(rows.centre[start:stop], rows.radius[start:stop], rows.hidden[start:stop])
+    return DraftRows(*(getattr(rows, name)[start:stop] for name in FIELDS))
 
 
 # -- captions -------------------------------------------------------------------------------------------------------
@@ -127,12 +129,52 @@ def test_after_any_feeds_and_rollbacks_rows_equal_those_of_a_fresh_prefill(
         new = [chance.randrange(5) for _ in range(chance.randint(1, 11 - len(held)))]
         rows = cache.feed(new)
         held += new
-        fresh = DrafterCache(cache._graph, cache._prefix_rows, cache._size)
+        fresh = DrafterCache(cache._graph, cache._prefix_rows, cache._size, detail=True)
         expected = fresh.prefill(features, held)
         assert_same(rows, part(expected, len(held) - len(new) + 1))
         for past, other in zip(cache._past, fresh._past, strict=True):
             filled = cache._prefix_rows + len(held)
             np.testing.assert_allclose(past[:, :filled], other[:, :filled], rtol=1e-4, atol=1e-5)
+
+
+def test_without_detail_rows_have_a_centre_alone_and_width_0_for_the_rest(
+    cache: DrafterCache, graph: onnxruntime.InferenceSession, features: NDArray[np.float32]
+) -> None:
+    bare = DrafterCache(graph, 12, 12)
+    for rows, expected in (
+        (bare.prefill(features, [1, 2]), cache.prefill(features, [1, 2])),
+        (bare.feed([3, 0]), cache.feed([3, 0])),
+    ):
+        np.testing.assert_allclose(rows.centre, expected.centre, atol=1e-6)
+        assert {getattr(rows, name).shape for name in FIELDS[1:]} == {(len(rows.centre), 0)}
+        assert expected.measures.shape == (len(rows.centre), 3)
+
+
+class OlderGraph:
+    """A drafter as it was exported before there were interval measures."""
+
+    def __init__(self, graph: onnxruntime.InferenceSession) -> None:
+        self.graph = graph
+
+    def get_inputs(self) -> list[Any]:
+        return [item for item in self.graph.get_inputs() if item.name != "detail_rows"]
+
+    def get_outputs(self) -> list[Any]:
+        return [item for item in self.graph.get_outputs() if item.name != "measures"]
+
+    def run(self, output_names: Any, input_feed: dict[str, Any]) -> list[Any]:
+        assert set(input_feed) == {item.name for item in self.get_inputs()}
+        return self.graph.run(output_names, input_feed | {"detail_rows": np.array([0])})
+
+
+def test_a_graph_without_measures_drafts_but_cannot_give_detail(
+    cache: DrafterCache, graph: onnxruntime.InferenceSession, features: NDArray[np.float32]
+) -> None:
+    older = OlderGraph(graph)
+    rows = DrafterCache(older, 12, 12).prefill(features, [1, 2])
+    np.testing.assert_allclose(rows.centre, cache.prefill(features, [1, 2]).centre, atol=1e-6)
+    with pytest.raises(BundleError, match=r"this bundle's drafter has no interval measures.*export the bundle again"):
+        DrafterCache(older, 12, 12, detail=True)
 
 
 def test_another_caption_starts_from_scratch(
@@ -147,7 +189,7 @@ def test_another_caption_starts_from_scratch(
 def test_two_caches_on_one_graph_do_not_meet(
     cache: DrafterCache, graph: onnxruntime.InferenceSession, features: NDArray[np.float32]
 ) -> None:
-    other = DrafterCache(graph, 12, 12)
+    other = DrafterCache(graph, 12, 12, detail=True)
     cache.prefill(features, [1, 2, 3])
     expected = cache.feed([4])
     cache.truncate(3)

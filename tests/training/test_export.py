@@ -20,20 +20,26 @@ from transformers import BertConfig, BertModel
 
 from cloud.models.drafter import Drafter, DrafterConfig, DrafterRows
 from cloud.models.image_codec import ImageCodec, ImageCodecConfig
-from cloud.models.loading import load_transformer, load_weights, save_weights
+from cloud.models.interval_adapter import IntervalAdapterConfig, IntervalEncoder, IntervalFeatures
+from cloud.models.loading import load_interval_features, load_transformer, load_weights, save_weights
 from cloud.models.transformer import TransformerConfig
 from shared.bundle import MANIFEST, Bundle
+from shared.calibration import QUANTILES, Calibration
 from shared.errors import BundleError, SettingsError
+from shared.features import SCALARS, encoder_graph, feature_width
 from shared.graphs import CaptionEncoder, DrafterCache
+from shared.intervals import interval_measures, score
 from shared.sampling import SamplingSettings
 from training.captioned_tokens import first_items
 from training.data.errors import DataError
 from training.data.tokens import TokenCache, write_token_shards
+from training.drafter import load_drafter
 from training.export import ExportSettings, run_export
-from training.export.bundle import DTYPES, PARTS, BundleModels, BundleSettings, stored_as, write_bundle
+from training.export.bundle import DTYPES, OPTIONAL, PARTS, BundleModels, BundleSettings, stored_as, write_bundle
 from training.export.drafter import export_drafter
 from training.export.image_codec import DECODER, ENCODER, export_image_codec
-from training.export.stage import load_drafter
+from training.export.interval_encoder import export_interval_encoder
+from training.export.stage import load_models
 from training.export.variants import measure_variants, random_drafter, table
 from training.graphs import GraphConfig, export_module, open_graph
 from training.parity import ParityError, ParityFloors, codec_parity, drafter_parity, target_parity
@@ -44,6 +50,7 @@ from training.toy import (
     PREFIX_ROWS,
     toy_codec,
     toy_drafter,
+    toy_features,
     toy_target,
     toy_text_encoder,
     toy_tokenizer,
@@ -97,6 +104,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def assert_rows(got: Any, expected: DrafterRows, rows: slice) -> None:
     for name in ("centre", "radius", "hidden"):
         np.testing.assert_allclose(getattr(got, name), getattr(expected, name)[0, rows].numpy(), atol=1e-4)
+    measures = interval_measures(expected.centre[0, rows].log_softmax(-1), expected.radius[0, rows])
+    np.testing.assert_allclose(got.measures, measures.numpy(), atol=1e-4)
 
 
 def test_the_graph_computes_torchs_rows_in_every_order_of_feeding(exported: Any) -> None:
@@ -104,7 +113,7 @@ def test_the_graph_computes_torchs_rows_in_every_order_of_feeding(exported: Any)
     config = drafter.config.transformer
     features, tokens = picture(config)
     truth = torch_rows(drafter, features, tokens)
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens))
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
     assert_rows(cache.prefill(features), truth, slice(0, 1))
     assert_rows(cache.feed(tokens[:3]), truth, slice(1, 4))
     assert_rows(cache.feed(tokens[3:4]), truth, slice(4, 5))
@@ -117,12 +126,31 @@ def test_rows_after_a_rollback_are_those_of_the_tokens_that_remain(exported: Any
     config = drafter.config.transformer
     features, tokens = picture(config)
     wrong = [(token + 1) % config.vocabulary for token in tokens]
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens))
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
     cache.prefill(features, tokens[:2] + wrong[2:5])
     cache.truncate(2)
     assert_rows(cache.feed(tokens[2:3]), torch_rows(drafter, features, tokens), slice(3, 4))
     cache.truncate(0)
     assert_rows(cache.feed(wrong[:2]), torch_rows(drafter, features, wrong), slice(1, 3))
+
+
+def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_computed(exported: Any) -> None:
+    drafter, graph = exported
+    config = drafter.config.transformer
+    features, tokens = picture(config)
+    detailed = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
+    bare = DrafterCache(graph, config.prefix_rows, len(tokens))
+    assert {name for name in bare._outputs if not name.startswith("present_")} == {"centre"}
+    np.testing.assert_allclose(bare.prefill(features).centre, detailed.prefill(features).centre, atol=1e-6)
+    np.testing.assert_allclose(bare.feed(tokens[:4]).centre, detailed.feed(tokens[:4]).centre, atol=1e-6)
+    # A runtime computes whole graphs: what is skipped must be empty.
+    past = {
+        item.name: np.zeros((1, 0, item.shape[2]), np.float32) for item in graph.get_inputs() if "past" in item.name
+    }
+    feeds = {"caption": np.zeros((1, 0, config.caption_dim), np.float32), "caption_length": np.array([0])}
+    feeds |= {"tokens": np.array([tokens[:4]]), "detail_rows": np.array([0])}
+    shapes = [rows.shape[1] for rows in graph.run(["centre", "radius", "hidden", "measures"], feeds | past)]
+    assert shapes == [4, 0, 0, 0]
 
 
 def test_a_graph_that_differs_from_its_module_is_refused(tmp_path: Path) -> None:
@@ -158,6 +186,11 @@ def test_every_precision_stays_near_float32_and_is_smaller(tmp_path: Path, preci
     assert top1 >= 0.75
     assert 0.0 < tv < 0.15
     assert (top1, tv) != drafter_parity(open_graph(full), drafter, batch, SamplingSettings())
+    cache = DrafterCache(open_graph(small), 32, 16, detail=True)
+    rows = cache.prefill(features[0, :9].numpy(), tokens[0].tolist())
+    log_probs = torch.from_numpy(rows.centre).log_softmax(-1).numpy()
+    np.testing.assert_allclose(rows.measures, interval_measures(log_probs, rows.radius), rtol=1e-4, atol=1e-5)
+    assert cache.prefill(features[0, :9].numpy()).measures.shape == (1, 3)
 
 
 def test_a_product_of_8_bit_weights_does_not_depend_on_the_other_rows_but_a_dynamic_one_does(tmp_path: Path) -> None:
@@ -226,6 +259,29 @@ def test_the_codec_graphs_work_for_any_batch_and_grid(tmp_path: Path) -> None:
     assert equal == 1.0
 
 
+@pytest.mark.parametrize("mode", ["code64", "full"])
+def test_the_graph_of_an_interval_encoder_makes_torchs_code_of_any_number_of_tokens(tmp_path: Path, mode: str) -> None:
+    torch.manual_seed(0)
+    encoder = IntervalEncoder(IntervalAdapterConfig(mode, dim=10, draft_dim=6, inner=8)).eval()
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    path = tmp_path / "encoder.onnx"
+    export_interval_encoder(encoder, path)
+    for count in (1, 7, 0):
+        hidden, scalars = torch.randn(count, 6), torch.randn(count, SCALARS)
+        (code,) = open_graph(path).run(["code"], {"hidden": hidden.numpy(), "scalars": scalars.numpy()})
+        assert code.shape == (count, feature_width(mode, 10))
+        assert code.dtype == np.float32
+        with torch.no_grad():
+            distance = np.abs(code - encoder(hidden, scalars).numpy())
+        if mode == "full":
+            assert (distance < 1e-4).all()
+        else:  # a code halfway between two integers may become either, which is rare
+            assert set(np.unique(distance)) <= {0.0, 1.0}
+            assert distance.sum() <= 1.0
+            assert (code == np.rint(code)).all()
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle")
@@ -233,15 +289,15 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_a_bundle_holds_every_file_with_its_part_and_opens(toy: Bundle) -> None:
     opened = Bundle.open(toy.folder)
-    assert {file.path: file.part for file in opened.manifest.files} == PARTS
+    assert {file.path: file.part for file in opened.manifest.files} == PARTS | OPTIONAL
     assert opened.manifest.digest == toy.manifest.digest
-    assert {path.name for path in toy.folder.iterdir()} == {*PARTS, MANIFEST}
+    assert {path.name for path in toy.folder.iterdir()} == {*PARTS, *OPTIONAL, MANIFEST}
     assert (opened.manifest.vocabulary, opened.manifest.image_size) == (3, 16)
     assert load_transformer(toy.path("target.safetensors")).config.grid == opened.manifest.grid
     assert load_drafter(toy.path("drafter.safetensors")).config.transformer.vocabulary == 3
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", PARTS | OPTIONAL)
 def test_a_damaged_file_is_named_when_a_bundle_is_opened(tmp_path: Path, toy: Bundle, name: str) -> None:
     bundle = copy_of(toy, tmp_path)
     content = bytearray(bundle.path(name).read_bytes())
@@ -249,6 +305,47 @@ def test_a_damaged_file_is_named_when_a_bundle_is_opened(tmp_path: Path, toy: Bu
     bundle.path(name).write_bytes(content)
     with pytest.raises(BundleError, match=name):
         Bundle.open(bundle.folder)
+
+
+def test_the_features_of_a_toy_bundle_are_those_of_its_graphs_and_far_from_zero(toy: Bundle) -> None:
+    features = load_interval_features(toy.path("interval_features.safetensors"))
+    assert toy.manifest.models["interval"] == {"calibrated": True, "feature_modes": ["scalars", "code64", "full"]}
+    torch.manual_seed(0)
+    hidden, scalars = torch.randn(5, 16), torch.randn(5, SCALARS)
+    with torch.no_grad():
+        for mode, adapter in features.adapters.items():
+            sent = scalars[:, :3]
+            if mode in features.encoders:
+                sent = features.encoders[mode](hidden, scalars)
+                graph = open_graph(toy.path(encoder_graph(mode) or ""))
+                (code,) = graph.run(["code"], {"hidden": hidden.numpy(), "scalars": scalars.numpy()})
+                np.testing.assert_allclose(code, sent.numpy(), atol=1.0 if mode == "code64" else 1e-4)
+            assert 0.1 < adapter(sent).norm(dim=-1).mean() / 16**0.5 < 3.0  # an embedding's is about 1
+
+
+def test_the_calibration_of_a_toy_bundle_holds_the_scores_of_what_its_drafter_draws(toy: Bundle) -> None:
+    calibration = Calibration.load(toy.path("calibration.json"))
+    tokenizer = Tokenizer.from_file(str(toy.path("tokenizer.json")))
+    captions = CaptionEncoder(open_graph(toy.path("text_encoder.onnx")), tokenizer, toy.manifest.prefix_rows)
+    cache, rng = (
+        DrafterCache(open_graph(toy.path("drafter.onnx")), PREFIX_ROWS, 4, detail=True),
+        np.random.default_rng(0),
+    )
+    ranks = []
+    for prompt in ("a red apple", "two blue cats", "the sky above a house", "one dog") * 16:
+        rows = cache.prefill(captions.encode(prompt))
+        for _ in range(4):
+            value = score("interval", rows.measures[-1], 3)
+            ranks.append(np.searchsorted(calibration.quantiles("interval"), value) / QUANTILES)
+            rows = cache.feed([int((rows.centre[-1] + rng.gumbel(size=3)).argmax())])
+    assert 0.3 < np.mean(ranks) < 0.7
+    assert np.std(ranks) > 0.15
+
+
+def test_a_bundle_without_interval_parts_leaves_their_files_out_and_says_so(tmp_path: Path) -> None:
+    bundle = write_toy_bundle(tmp_path / "plain", features=False)
+    assert {file.path for file in bundle.manifest.files} == {*PARTS}
+    assert bundle.manifest.models["interval"] == {"calibrated": False, "feature_modes": []}
 
 
 def copy_of(bundle: Bundle, folder: Path) -> Bundle:
@@ -324,6 +421,32 @@ def test_models_that_do_not_belong_together_are_refused(toy: Bundle) -> None:
         replace(models, target=wider)
     with pytest.raises(BundleError, match="codebook_size of the image codec is 3"):
         replace(models, target=wider, drafter=toy_drafter(wider, 0.5))
+    with pytest.raises(BundleError, match="dim of the interval features is 17, dim of the target is 16"):
+        replace(models, features=IntervalFeatures(["full"], 17, 16))
+    with pytest.raises(BundleError, match="draft_dim of the interval features is 8, dim of the drafter is 16"):
+        replace(models, features=IntervalFeatures(["full"], 16, 8))
+    with pytest.raises(BundleError, match=r"calibration\.json: scores\.width: 65 quantiles are needed, there are 2"):
+        replace(models, calibration={"scores": {"interval": [0.0] * QUANTILES, "width": [0.0, 1.0]}})
+
+
+def test_models_stored_at_half_the_size_are_loaded_in_float32_and_the_codebook_is_untouched(
+    tmp_path: Path, toy: Bundle
+) -> None:
+    models = models_of(toy)
+    settings = BundleSettings("small", target_dtype="float16", drafter_dtype="float16", codec_dtype="float16")
+    small = write_bundle(tmp_path / "small", models, settings)
+    for name in ("target", "drafter", "image_codec"):
+        file = f"{name}.safetensors"
+        assert small.path(file).stat().st_size < 0.8 * toy.path(file).stat().st_size
+    again = models_of(small)
+    assert small.manifest.codebook_digest == toy.manifest.codebook_digest
+    assert torch.equal(again.codec.codebook.codes, models.codec.codebook.codes)
+    for old, new in ((models.target, again.target), (models.drafter, again.drafter), (models.codec, again.codec)):
+        for parameter, stored in zip(old.parameters(), new.parameters(), strict=True):
+            assert parameter.dtype == stored.dtype == torch.float32
+            torch.testing.assert_close(stored, parameter, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="codec_dtype"):
+        replace(settings, codec_dtype="int8")
 
 
 @pytest.fixture(scope="module")
@@ -338,6 +461,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> ExportSettings:
     save_weights(drafter, folder / "drafter.safetensors", drafter.config.to_dict())
     encoder = folder / "text_encoder"
     toy_text_encoder(encoder)
+    features = toy_features(target, drafter)
+    save_weights(features, folder / "interval_features.safetensors", features.to_dict())
+    scores = {name: np.linspace(0.0, 2.0, QUANTILES).tolist() for name in ("interval", "width", "entropy")}
+    (folder / "calibration.json").write_text(json.dumps({"scores": scores, "pictures": 7}))
     _write_tokens(folder / "tokens", codec, encoder)
     return ExportSettings(
         folder=folder / "out",
@@ -346,6 +473,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> ExportSettings:
         drafter=folder / "drafter.safetensors",
         codec=folder / "codec",
         text_encoder=encoder,
+        features=folder / "interval_features.safetensors",
+        calibration=folder / "calibration.json",
         tokens=folder / "tokens",
         sequences=6,
         sampling=SamplingSettings(guidance=2.0),
@@ -378,6 +507,20 @@ def test_the_export_stage_measures_parity_and_writes_a_bundle(work: ExportSettin
     assert bundle.manifest.models["parameters"]["target"] == sum(
         p.numel() for p in load_transformer(work.target).parameters()
     )
+    assert bundle.manifest.models["interval"] == {"calibrated": True, "feature_modes": ["scalars", "code64", "full"]}
+    assert json.loads(bundle.path("calibration.json").read_text())["pictures"] == 7
+
+
+def test_interval_parts_that_settings_name_must_be_there_and_may_be_left_out(
+    work: ExportSettings, tmp_path: Path
+) -> None:
+    with pytest.raises(BundleError, match=r"missing\.json"):
+        run_export(replace(work, folder=tmp_path / "out", features=tmp_path / "missing.safetensors"))
+    with pytest.raises(BundleError, match=r"missing\.json"):
+        run_export(replace(work, folder=tmp_path / "out", calibration=tmp_path / "missing.json"))
+    assert not list(tmp_path.iterdir())
+    models = load_models(replace(work, features=None, calibration=None))
+    assert (models.features, models.calibration) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +573,11 @@ def test_the_shipped_settings_load_and_unknown_keys_are_refused(tmp_path: Path) 
     settings = ExportSettings.load(shipped)
     assert settings.drafter_precision == Precision()
     assert TextEncoderSettings.load(shipped).sha256 == TextEncoderSettings().sha256
+    assert (settings.target_dtype, settings.drafter_dtype, settings.codec_dtype) == ("float16",) * 3
+    assert (settings.features, settings.calibration) == (ExportSettings().features, ExportSettings().calibration)
     path = tmp_path / "export.toml"
+    path.write_text('[export]\nfeatures = ""\ncalibration = ""\n')
+    assert (ExportSettings.load(path).features, ExportSettings.load(path).calibration) == (None, None)
     path.write_text("[parity]\ndrafter_tvv = 1.0\n")
     with pytest.raises(ValueError, match="drafter_tvv"):
         ExportSettings.load(path)

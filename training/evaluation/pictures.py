@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from device.client import DeviceClient, GenerateSettings
+from device.client import DeviceClient
 from device.link import LinkSettings
 from device.picture import save_picture
 from shared.bundle import Bundle
@@ -117,11 +117,9 @@ class Studio:
         self, way: Way, captions: Sequence[str], missing: Sequence[int], store: PictureStore
     ) -> dict[int, DrawnPicture]:
         client, count = self._client(way), self._settings.concurrency
-        rule = way.rule.name if way.rule else ""
 
         def draw(index: int) -> tuple[int, DrawnPicture]:
-            settings = GenerateSettings(way.method.name, rule, index, **asdict(way.sampling))
-            generated = client.generate(captions[index], settings)
+            generated = client.generate(captions[index], way.generate_settings(index))
             picture = DrawnPicture(generated.pixels, generated.report.to_dict(), count)
             store.write(index, picture)
             return index, picture

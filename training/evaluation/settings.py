@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any, TypeVar
 
+from device.client import GenerateSettings
+from device.selection import SelectionSettings
+from shared.errors import SettingsError
 from shared.methods import Method, Rule, find_method, find_rule
 from shared.sampling import SamplingSettings
+from shared.windows import WindowSettings
 from training.data.settings import DataSettings
 from training.evaluation.prompts import EXTRA_LISTS
 from training.tables import read_tables, settings_from
 
 __all__ = ["EvaluationSettings", "RecogniserSettings", "SamplingOverrides", "SweepSettings", "Way"]
+
+
+Settings = TypeVar("Settings", SelectionSettings, WindowSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +100,85 @@ class RecogniserSettings:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to draw: a method, its rule, and the warp."""
+    """One way to draw: a method, its rule, the warp, and what else was asked of the method.
+
+    Args:
+        options: the text that `selection`, `window` and `rule_options` were read from.
+    """
 
     method: Method
     rule: Rule | None
     sampling: SamplingSettings
+    options: str = ""
+    selection: SelectionSettings = field(default_factory=SelectionSettings)
+    window: WindowSettings = field(default_factory=WindowSettings)
+    rule_options: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: str, sampling: SamplingSettings) -> Way:
-        """The way of that name: a method, or a method and a rule, such as "sd" or "sd-mrs".
+        """The way of that name: a method, perhaps a rule and options, such as "sd", "sd-mrs",
+        "ciar:cloud_budget=0.2,score=entropy" or "csd:size=64,delta=0.5".
 
         Raises:
-            SettingsError: no such method or rule; the message lists those there are.
+            SettingsError: no such method, rule or option; the message lists those there are.
         """
-        method, _, rule = name.partition("-")
-        found = find_method(method)
-        return cls(found, find_rule(found, rule), sampling)
+        words, _, options = name.partition(":")
+        method_name, _, rule_name = words.partition("-")
+        method = find_method(method_name)
+        rule = find_rule(method, rule_name)
+        given = dict(_pair(option) for option in options.split(",") if option)
+        selection, window = SelectionSettings(), WindowSettings()
+        if method.device_role == "selective drafter":
+            selection = _taken(selection, given)
+            selection.check_rule(rule)
+        if method.cloud_role == "window decoder":
+            window = _taken(window, given)
+        numbers = {key: _number(key, text) for key, text in given.items()}
+        if numbers and rule is None:
+            raise SettingsError(f"{name}: method {method_name} knows no option {min(numbers)}")
+        return cls(method, rule, sampling, options, selection, window, rule.settings(numbers) if rule else {})
 
     @property
     def name(self) -> str:
-        return f"{self.method.name}-{self.rule.name}" if self.rule else self.method.name
+        """Also a folder's name."""
+        words = f"{self.method.name}-{self.rule.name}" if self.rule else self.method.name
+        return f"{words}:{self.options}" if self.options else words
+
+    def generate_settings(self, seed: int) -> GenerateSettings:
+        """What a device is asked for."""
+        return GenerateSettings(
+            self.method.name,
+            self.rule.name if self.rule else "",
+            seed,
+            **asdict(self.sampling),
+            selection=self.selection,
+            rule_options=self.rule_options,
+            window=self.window,
+        )
+
+
+def _pair(option: str) -> tuple[str, str]:
+    key, _, text = option.partition("=")
+    return key, text
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingsError(f"option {key}: {text!r} is no number") from None
+
+
+def _taken(defaults: Settings, given: dict[str, str]) -> Settings:
+    """Settings with the options they know, which are taken out of `given`; values are read as the field's own kind."""
+    values: dict[str, Any] = {}
+    for item in fields(defaults):
+        if item.name in given:
+            kind, text = type(getattr(defaults, item.name)), given.pop(item.name)
+            values[item.name] = text if kind is str else _number(item.name, text)
+            if kind is int:
+                values[item.name] = int(values[item.name])
+    return replace(defaults, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +191,7 @@ class EvaluationSettings:
         recogniser: see `RecogniserSettings`.
         sweep: sampling values to compare instead of evaluating.
         bundle: folder of the bundle.
-        methods: what to evaluate: a method, or a method and a rule ("sd-mrs").
+        methods: what to evaluate: a method, a method and a rule ("sd-mrs"), or with options ("ciar:cloud_budget=0.2").
         split: "test", or "val" for choosing settings.
         count: single-object prompts, and pictures a method.
         extra: further lists: "pair", "count", "composition", "train".

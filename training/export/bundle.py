@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,21 +14,36 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from cloud.models.drafter import Drafter
 from cloud.models.image_codec import ImageCodec
+from cloud.models.interval_adapter import IntervalFeatures
 from cloud.models.loading import save_weights
 from cloud.models.transformer import Transformer
 from shared.bundle import MANIFEST, Bundle, BundleFile, Manifest, file_digest
+from shared.calibration import CALIBRATION, Calibration
 from shared.errors import BundleError
+from shared.features import FEATURE_MODES, encoder_graph
 from shared.sampling import SamplingSettings
 from training import text_encoder
 from training.export import image_codec
 from training.export.drafter import export_drafter
+from training.export.interval_encoder import export_interval_encoders
 from training.graphs import open_graph
 from training.quantise import Precision, quantise
 
-__all__ = ["DRAFTER", "DTYPES", "PARTS", "BundleModels", "BundleSettings", "stored_as", "write_bundle"]
+__all__ = [
+    "DRAFTER",
+    "DTYPES",
+    "OPTIONAL",
+    "PARTS",
+    "BundleModels",
+    "BundleSettings",
+    "check_dtypes",
+    "stored_as",
+    "write_bundle",
+]
 
 DRAFTER = "drafter.onnx"
 PARTS = {
@@ -43,6 +59,14 @@ PARTS = {
     "drafter.safetensors": "cloud",
     "drafter.json": "cloud",
 }
+"""Part of each file every bundle has."""
+OPTIONAL = {
+    CALIBRATION: "both",
+    "interval_features.safetensors": "cloud",
+    "interval_features.json": "cloud",
+    **{name: "device" for name in map(encoder_graph, FEATURE_MODES) if name is not None},
+}
+"""Part of each file that only bundles with a calibration or with interval features have."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -56,15 +80,19 @@ class BundleModels:
     Args:
         target, drafter, codec: trained models.
         text_encoder: folder with `text_encoder.onnx` and `tokenizer.json`.
+        features: trained interval features; without, tokens kept on the device go to the cloud bare.
+        calibration: what `calibration.json` will say (see `shared.calibration`); without, thresholds have no start.
 
     Raises:
-        BundleError: two of them do not fit; the message names both values.
+        BundleError: two of them do not fit, or the calibration is none; the message names both values.
     """
 
     target: Transformer
     drafter: Drafter
     codec: ImageCodec
     text_encoder: Path
+    features: IntervalFeatures | None = None
+    calibration: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         target, drafter = self.target.config, self.drafter.config.transformer
@@ -75,6 +103,12 @@ class BundleModels:
         _same("rows of the image codec", codec.rows, "longer side of the target's grid", max(target.rows, target.cols))
         width = open_graph(self.text_encoder / text_encoder.GRAPH).get_outputs()[0].shape[-1]
         _same("width of the text encoder", width, "caption_dim of the target", target.caption_dim)
+        if self.features is not None:
+            fields = self.features.to_dict()
+            _same("dim of the interval features", fields["dim"], "dim of the target", target.dim)
+            _same("draft_dim of the interval features", fields["draft_dim"], "dim of the drafter", drafter.dim)
+        if self.calibration is not None:
+            Calibration.from_dict(self.calibration)
 
 
 def _same(name: str, value: int, other: str, wanted: int) -> None:
@@ -90,8 +124,8 @@ class BundleSettings:
         name: a short name for people.
         defaults: sampling settings the models were trained for.
         drafter, codec: precision of their graphs.
-        target_dtype: of the target's stored matrices: float32, or float16 or bfloat16 at half the size. A loaded target
-            computes in float32 all the same; float16 rounds eight times finer.
+        target_dtype, drafter_dtype, codec_dtype: of their stored matrices: float32, or float16 or bfloat16 at half the
+            size. A loaded model computes in float32 all the same; float16 rounds eight times finer.
         facts: more for people, kept in the manifest.
     """
 
@@ -100,13 +134,21 @@ class BundleSettings:
     drafter: Precision = field(default_factory=Precision)
     codec: Precision = field(default_factory=lambda: Precision("fp32"))
     target_dtype: str = "float32"
+    drafter_dtype: str = "float32"
+    codec_dtype: str = "float32"
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ValueError("name: it is empty; give the bundle a short name")
-        if self.target_dtype not in DTYPES:
-            raise ValueError(f"target_dtype: one of {', '.join(DTYPES)} is needed, not {self.target_dtype!r}")
+        check_dtypes(self)
+
+
+def check_dtypes(settings: Any) -> None:
+    """Raises ValueError naming a field `target_dtype`, `drafter_dtype` or `codec_dtype` that is not in `DTYPES`."""
+    for name in ("target_dtype", "drafter_dtype", "codec_dtype"):
+        if getattr(settings, name) not in DTYPES:
+            raise ValueError(f"{name}: one of {', '.join(DTYPES)} is needed, not {getattr(settings, name)!r}")
 
 
 def write_bundle(
@@ -127,7 +169,7 @@ def write_bundle(
         staging = Path(temporary) / "new"
         staging.mkdir()
         _export(models, settings, staging)
-        facts = settings.facts | _sizes(models) | (inspect(staging) if inspect else {})
+        facts = settings.facts | _facts(models) | (inspect(staging) if inspect else {})
         manifest = _manifest(models, settings, staging, facts)
         (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         if folder.exists():
@@ -145,13 +187,27 @@ def _export(models: BundleModels, settings: BundleSettings, folder: Path) -> Non
         _store(folder / name, settings.codec)
     for name in (text_encoder.GRAPH, text_encoder.TOKENIZER):
         shutil.copyfile(models.text_encoder / name, folder / name)
-    save_weights(
-        stored_as(models.target, DTYPES[settings.target_dtype]),
-        folder / "target.safetensors",
-        models.target.config.to_dict(),
-    )
-    save_weights(models.codec, folder / "image_codec.safetensors", asdict(models.codec.config))
-    save_weights(models.drafter, folder / "drafter.safetensors", models.drafter.config.to_dict())
+    _export_weights(models, settings, folder)
+    _export_optional(models, folder)
+
+
+def _export_weights(models: BundleModels, settings: BundleSettings, folder: Path) -> None:
+    """Writes the models as the cloud and further training read them."""
+    described = {
+        "target": (models.target, models.target.config.to_dict(), settings.target_dtype),
+        "drafter": (models.drafter, models.drafter.config.to_dict(), settings.drafter_dtype),
+        "image_codec": (models.codec, asdict(models.codec.config), settings.codec_dtype),
+    }
+    for name, (model, description, dtype) in described.items():
+        save_weights(stored_as(model, DTYPES[dtype]), folder / f"{name}.safetensors", description)
+
+
+def _export_optional(models: BundleModels, folder: Path) -> None:
+    if models.calibration is not None:
+        (folder / CALIBRATION).write_text(json.dumps(models.calibration, indent=1) + "\n", encoding="utf-8")
+    if models.features is not None:
+        export_interval_encoders(models.features, folder)
+        save_weights(models.features, folder / "interval_features.safetensors", models.features.to_dict())
 
 
 def _store(graph: Path, precision: Precision) -> None:
@@ -162,23 +218,34 @@ def _store(graph: Path, precision: Precision) -> None:
         quantised.replace(graph)
 
 
-def stored_as(target: Transformer, dtype: torch.dtype) -> Transformer:
-    """The target with its matrices in another precision; vectors are small and stay as they are."""
-    stored = copy.deepcopy(target)
+def stored_as(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A model with its matrices in another precision. Vectors are small and stay as they are, and so do buffers: the
+    codebook's digest is that of its float32 numbers."""
+    if dtype == torch.float32:
+        return model
+    stored = copy.deepcopy(model)
     for parameter in stored.parameters():
         if parameter.dim() > 1:
             parameter.data = parameter.data.to(dtype)
     return stored
 
 
-def _sizes(models: BundleModels) -> dict[str, Any]:
+def _facts(models: BundleModels) -> dict[str, Any]:
+    """Facts about the models that no setting says."""
     named = {"target": models.target, "drafter": models.drafter, "image_codec": models.codec}
-    return {"parameters": {name: sum(p.numel() for p in model.parameters()) for name, model in named.items()}}
+    if models.features is not None:
+        named["interval_features"] = models.features
+    modes = [] if models.features is None else models.features.modes
+    return {
+        "parameters": {name: sum(p.numel() for p in model.parameters()) for name, model in named.items()},
+        "interval": {"calibrated": models.calibration is not None, "feature_modes": modes},
+    }
 
 
 def _manifest(models: BundleModels, settings: BundleSettings, folder: Path, facts: dict[str, Any]) -> Manifest:
     config, codec = models.target.config, models.codec
     codebook = np.ascontiguousarray(codec.codebook.codes.cpu().numpy(), dtype="<f4")
+    present = PARTS | {name: part for name, part in OPTIONAL.items() if (folder / name).exists()}
     return Manifest(
         name=settings.name,
         grid=config.grid,
@@ -187,7 +254,7 @@ def _manifest(models: BundleModels, settings: BundleSettings, folder: Path, fact
         prefix_rows=config.prefix_rows,
         codebook_digest=hashlib.sha256(codebook.tobytes()).hexdigest(),
         defaults=settings.defaults,
-        files=tuple(_described(folder / name, part) for name, part in PARTS.items()),
+        files=tuple(_described(folder / name, part) for name, part in present.items()),
         models=facts,
     )
 

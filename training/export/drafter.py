@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cloud.models.drafter import Drafter
 from cloud.models.transformer import TransformerConfig
+from shared.intervals import interval_measures
 from training.export.fused import specs
 from training.graphs import DummyInputs, GraphConfig, export_module
 
@@ -79,7 +81,7 @@ class DrafterStep(nn.Module):
         self.drafter = drafter
 
     def forward(
-        self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor]
+        self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor], detail_rows: Tensor
     ) -> tuple[Tensor, ...]:
         """Rows of p caption rows and n tokens that follow the past rows.
 
@@ -88,10 +90,12 @@ class DrafterStep(nn.Module):
             caption_length: caption length (1,); features past it are ignored.
             tokens: visual tokens (1, n).
             past: keys and values of the layers in turn, each (1, past, kv_heads*head_dim).
+            detail_rows: d (1,), for how many of the last rows radius, hidden states and measures are wanted: a runtime
+                computes a whole graph, whichever outputs it is asked for.
 
         Returns:
-            centre (1, p+n, V), radius (1, p+n, V or 1), hidden (1, p+n, dim), and the new rows of the cache, each
-            (1, p+n, kv_heads*head_dim).
+            centre (1, p+n, V), radius (1, d, V or 1), hidden (1, d, dim), measures (1, d, 3), and the new rows of the
+            cache, each (1, p+n, kv_heads*head_dim).
         """
         model = self.drafter.transformer
         cache = [rows.squeeze(0) for rows in past]
@@ -100,8 +104,17 @@ class DrafterStep(nn.Module):
         prefix = model.prefix(caption.squeeze(0), caption_length.squeeze(0))
         x = torch.cat([prefix, model.embed(tokens.squeeze(0), indices[prefix_rows:])])
         attention = CachedAttention(cache, new_rows)
-        rows = self.drafter.rows(model.run(x, indices, attention))
-        return tuple(value.unsqueeze(0) for value in (rows.centre, rows.radius, rows.hidden, *attention.present))
+        rows = self._inter_head(model.run(x, indices, attention), detail_rows)
+        return tuple(value.unsqueeze(0) for value in (*rows, *attention.present))
+
+    def _inter_head(self, hidden: Tensor, detail_rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `Drafter.rows` computes, with everything but the centre for the last rows only."""
+        normed = self.drafter.transformer.norm(hidden)
+        centre = self.drafter.transformer.head(normed)
+        start = hidden.shape[0] - detail_rows[0]
+        radius = functional.softplus(self.drafter.radius(normed[start:]))
+        measures = interval_measures(centre[start:].float().log_softmax(-1), radius)
+        return centre, radius, hidden[start:], measures
 
 
 def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> None:
@@ -113,7 +126,8 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
     config = drafter.config.transformer
     inputs = {"caption": {1: "caption_rows"}, "caption_length": {}, "tokens": {1: "token_rows"}}
     inputs |= {f"past_{index}": {1: "past_rows"} for index in range(2 * config.layers)}
-    outputs = {name: {1: "rows"} for name in ("centre", "radius", "hidden")}
+    inputs["detail_rows"] = {}
+    outputs = {"centre": {1: "rows"}} | {name: {1: "detailed"} for name in ("radius", "hidden", "measures")}
     outputs |= {f"present_{index}": {1: "rows"} for index in range(2 * config.layers)}
     step = DrafterStep(drafter.float().cpu().eval())
     export_module(step, GraphConfig(inputs, outputs, lambda: _dummy(config), specs()), path, tolerance)
@@ -130,4 +144,5 @@ def _dummy(config: TransformerConfig) -> DummyInputs:
         "caption_length": torch.tensor([max(1, config.prefix_rows - 1)]),
         "tokens": torch.randint(config.vocabulary, (1, tokens), generator=generator),
         "past": [torch.randn(1, past, width, generator=generator) for _ in range(2 * config.layers)],
+        "detail_rows": torch.tensor([tokens]),
     }

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloud.models.drafter import Drafter, DrafterConfig
 from cloud.models.image_codec import ImageCodec
-from cloud.models.loading import load_transformer, load_weights
+from cloud.models.loading import load_interval_features, load_transformer
 from shared.bundle import Bundle, default_bundle_folder
-from shared.errors import BundleError
+from shared.calibration import read_calibration
 from shared.sampling import SamplingSettings
 from training import text_encoder
 from training.captioned_tokens import first_items
 from training.data.tokens import TokenCache
+from training.drafter import load_drafter
 from training.export import image_codec
-from training.export.bundle import DRAFTER, DTYPES, BundleModels, BundleSettings, write_bundle
+from training.export.bundle import DRAFTER, BundleModels, BundleSettings, check_dtypes, write_bundle
 from training.graphs import open_graph
 from training.parity import (
     ParityFloors,
@@ -31,7 +30,7 @@ from training.parity import (
 from training.quantise import Precision
 from training.tables import read_tables, settings_from
 
-__all__ = ["ExportSettings", "load_drafter", "run_export"]
+__all__ = ["ExportSettings", "load_models", "run_export"]
 
 _TARGET_SEQUENCES = 16  # each takes four passes of the target: enough for a mean over thousands of rows
 
@@ -47,9 +46,12 @@ class ExportSettings:
         target, drafter: safetensors of trained models, their JSON beside them.
         codec: folder of the trained image codec.
         text_encoder: folder with text_encoder.onnx, tokenizer.json and its report.
+        features: safetensors of trained interval features, their JSON beside them; None, or "" in a file, for a bundle
+            without.
+        calibration: calibration.json of this drafter's scores; None, or "" in a file, for a bundle without.
         tokens: token cache of the pictures that parity is measured on.
         sequences: how many of them.
-        target_dtype: of the target's stored matrices; float16 and bfloat16 halve the largest file.
+        target_dtype, drafter_dtype, codec_dtype: of their stored matrices; float16 and bfloat16 halve a file.
         sampling: default sampling settings of the bundle; those the models were trained for.
         drafter_precision, codec_precision: of the exported graphs.
         floors: how faithful the export must be.
@@ -59,12 +61,16 @@ class ExportSettings:
     folder: Path = field(default_factory=default_bundle_folder)
     report: Path = Path("work/export/parity.json")
     target: Path = Path("work/target/final/target.safetensors")
-    drafter: Path = Path("work/drafter/final/drafter.safetensors")
+    drafter: Path = Path("work/inter_dro/final/drafter.safetensors")
     codec: Path = Path("work/image_codec/final")
     text_encoder: Path = Path("work/text_encoder")
+    features: Path | None = Path("work/interval_adapter/final/interval_features.safetensors")
+    calibration: Path | None = Path("work/inter_dro/final/calibration.json")
     tokens: Path = Path("work/tokens/val")
     sequences: int = 64
     target_dtype: str = "float16"
+    drafter_dtype: str = "float16"
+    codec_dtype: str = "float16"
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     drafter_precision: Precision = field(default_factory=Precision)
     codec_precision: Precision = field(default_factory=lambda: Precision("half"))
@@ -73,10 +79,11 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.sequences < 1:
             raise ValueError(f"sequences must be at least 1, got {self.sequences}")
-        if self.target_dtype not in DTYPES:
-            raise ValueError(f"target_dtype: one of {', '.join(DTYPES)} is needed, not {self.target_dtype!r}")
+        check_dtypes(self)
         for name in ("folder", "report", "target", "drafter", "codec", "text_encoder", "tokens"):
             object.__setattr__(self, name, Path(getattr(self, name)))
+        for name in ("features", "calibration"):  # TOML has no word for None
+            object.__setattr__(self, name, Path(getattr(self, name)) if getattr(self, name) else None)
 
     @classmethod
     def load(cls, path: Path) -> ExportSettings:
@@ -104,12 +111,7 @@ def run_export(settings: ExportSettings) -> Bundle:
     Raises:
         BundleError: a model is missing or does not fit the others; ParityError if the export is not faithful enough.
     """
-    models = BundleModels(
-        target=load_transformer(settings.target).eval(),
-        drafter=load_drafter(settings.drafter),
-        codec=ImageCodec.load(settings.codec),
-        text_encoder=settings.text_encoder,
-    )
+    models = load_models(settings)
 
     def inspect(folder: Path) -> dict[str, Any]:
         report = measure_parity(folder, models, settings)
@@ -123,6 +125,22 @@ def run_export(settings: ExportSettings) -> Bundle:
     return bundle
 
 
+def load_models(settings: ExportSettings) -> BundleModels:
+    """The models that settings name.
+
+    Raises:
+        BundleError: one is missing, is something else, or does not fit the others.
+    """
+    return BundleModels(
+        target=load_transformer(settings.target).eval(),
+        drafter=load_drafter(settings.drafter),
+        codec=ImageCodec.load(settings.codec),
+        text_encoder=settings.text_encoder,
+        features=None if settings.features is None else load_interval_features(settings.features),
+        calibration=None if settings.calibration is None else read_calibration(settings.calibration),
+    )
+
+
 def _bundle_settings(settings: ExportSettings) -> BundleSettings:
     return BundleSettings(
         name=settings.name,
@@ -130,6 +148,8 @@ def _bundle_settings(settings: ExportSettings) -> BundleSettings:
         drafter=settings.drafter_precision,
         codec=settings.codec_precision,
         target_dtype=settings.target_dtype,
+        drafter_dtype=settings.drafter_dtype,
+        codec_dtype=settings.codec_dtype,
         facts={
             "drafter_precision": asdict(settings.drafter_precision),
             "precision": {
@@ -139,21 +159,6 @@ def _bundle_settings(settings: ExportSettings) -> BundleSettings:
             },
         },
     )
-
-
-def load_drafter(weights: Path) -> Drafter:
-    """Loads a drafter from `NAME.safetensors` and `NAME.json`, in evaluation mode.
-
-    Raises:
-        BundleError: a file is missing or does not hold a drafter.
-    """
-    description = weights.with_suffix(".json")
-    try:
-        drafter = Drafter(DrafterConfig.from_dict(json.loads(description.read_text(encoding="utf-8"))))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"{description}: not a drafter's description ({error})") from error
-    load_weights(drafter, weights)
-    return drafter.eval()
 
 
 def measure_parity(folder: Path, models: BundleModels, settings: ExportSettings) -> ParityReport:

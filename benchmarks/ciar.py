@@ -1,0 +1,127 @@
+"""What CIAR gains and what it costs: speed on real links, and quality against the share of cloud calls.
+
+`make bench-ciar`, or `python -m benchmarks.ciar --help`. Compare ratios of one run; nothing else should run meanwhile.
+Drawn pictures are kept in work/, so that a stopped run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.link import EmulatedLink, LinkSettings
+from benchmarks.quality import Point, evaluate, plot_fronts
+from benchmarks.speed import PROMPTS
+from cloud.process import running_verifier
+from device.client import DeviceClient, GenerateSettings
+from device.report import Report
+from device.selection import MODES, REPAIRS, SelectionSettings
+from shared.bundle import Bundle, default_bundle_folder
+
+LINKS = {"loopback": None, "40 ms, 10 Mbit/s": LinkSettings(delay_ms=20.0, rate_mbit=10.0)}
+BUDGETS = (0.06, 0.15, 0.30, 0.45, 0.60, 1.0)
+SCORES = ("interval", "entropy", "random")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, default=default_bundle_folder(), metavar="DIR")
+    parser.add_argument("--repeat", type=int, default=2, help="rounds over the prompts (default: %(default)s)")
+    parser.add_argument("--only", choices=("speed", "quality"), help="one part alone")
+    parser.add_argument("--count", type=int, default=500, help="pictures a setting, for quality (default: %(default)s)")
+    parser.add_argument("--config", type=Path, default=Path("configs/evaluate.toml"), metavar="FILE", help="of the "
+                        "evaluation; default: %(default)s")  # fmt: skip
+    parser.add_argument("--plot", type=Path, default=Path("docs/ciar-quality.png"), metavar="F.png")
+    options = parser.parse_args()
+    bundle = Bundle.open(options.bundle)
+    print(f"bundle {bundle.manifest.name} {bundle.manifest.digest:.12}\n", flush=True)
+    if options.only != "quality":
+        speed(bundle, options.repeat)
+    if options.only != "speed":
+        quality(bundle, options.config, options.count, options.plot)
+
+
+# -- speed ----------------------------------------------------------------------------------------------------------
+
+
+def speed(bundle: Bundle, repeat: int) -> None:
+    """Wall clock and traffic of every mode on every link, one picture at a time."""
+    settings = {"ar": GenerateSettings("ar"), "sd": GenerateSettings("sd"), "device": GenerateSettings("device")}
+    for repair in REPAIRS:
+        for mode in MODES:
+            selection = SelectionSettings(mode=mode, repair=repair)
+            settings[f"ciar {mode}, {repair}"] = GenerateSettings("ciar", selection=selection)
+    with running_verifier(bundle.folder) as verifier:
+        for name, link in LINKS.items():
+            with _address(verifier.port, link) as address, DeviceClient(address, bundle=bundle.folder) as client:
+                _print_speed(name, _drawn(client, settings, repeat))
+
+
+@contextmanager
+def _address(port: int, link: LinkSettings | None) -> Iterator[str]:
+    """Where the verifier is reached over a link; None for loopback as it is."""
+    if link is None:
+        yield f"127.0.0.1:{port}"
+        return
+    with EmulatedLink(port, settings=link) as emulated:
+        yield emulated.address
+
+
+def _drawn(client: DeviceClient, settings: dict[str, GenerateSettings], repeat: int) -> dict[str, list[Report]]:
+    """Reports of each setting, interleaved so that a slow minute of the machine hits all alike."""
+    for setting in settings.values():
+        client.generate(PROMPTS[0], setting)
+    reports: dict[str, list[Report]] = {name: [] for name in settings}
+    for round_ in range(repeat):
+        for prompt in PROMPTS:
+            for name, setting in settings.items():
+                reports[name].append(client.generate(prompt, replace(setting, seed=round_)).report)
+    return reports
+
+
+def _print_speed(link: str, reports: dict[str, list[Report]]) -> None:
+    print(f"{link:<28}seconds   speed-up   verified   cloud calls   passes   round trips   bytes up/token   a message")
+    base = statistics.median(report.seconds.total for report in reports["ar"])
+    for name, drawn in reports.items():
+        seconds = statistics.median(report.seconds.total for report in drawn)
+        mean = {key: statistics.mean(values) for key, values in _figures(drawn).items()}
+        print(
+            f"  {name:<26}{seconds:>7.3f}{base / seconds:>10.2f}x{mean['verified']:>11.1%}{mean['calls']:>14.1%}"
+            f"{mean['passes']:>9.1f}{mean['trips']:>14.1f}{mean['bytes']:>17.1f}{mean['batch']:>12.1f}"
+        )
+    print(flush=True)
+
+
+def _figures(drawn: Sequence[Report]) -> dict[str, list[float]]:
+    return {
+        "verified": [report.draft.uncertain / report.tokens for report in drawn],
+        "calls": [report.cloud_call_rate for report in drawn],
+        "passes": [report.cloud.forwards for report in drawn],
+        "trips": [report.wire.round_trips for report in drawn],
+        "bytes": [report.wire.bytes_up / report.tokens for report in drawn],
+        "batch": [report.draft.proposed / max(1, report.wire.messages_up - 1) for report in drawn],
+    }
+
+
+# -- quality --------------------------------------------------------------------------------------------------------
+
+
+def quality(bundle: Bundle, config: Path, count: int, plot: Path) -> None:
+    """Evaluates every budget with every score, beside `ar` and `device`, and plots quality against cloud calls."""
+    ways = [(score, f"ciar:cloud_budget={budget:g},score={score}") for score in SCORES for budget in BUDGETS]
+    names = ["ar", "device", *(name for _, name in ways)]
+    points = evaluate(bundle, config, names, count, "test", Path("work/evaluation/ciar.json"))
+    lines: dict[str, list[Point]] = {}
+    for (score, _), point in zip(ways, points[2:], strict=True):
+        lines.setdefault(score, []).append(point)
+    marks = dict(zip(("ar", "device"), points, strict=False))
+    plot_fronts(lines, marks, "calls", "share of cloud calls", f"ciar, {count} test prompts", plot)
+    print(f"plot: {plot}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Thresholds: the quantile tracker holds its budget whatever the scores are, and decisions can be taken back."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shared.calibration import quantiles_of
+from shared.errors import SettingsError
+from shared.thresholds import THRESHOLDS, Absolute, MaxNorm, Quantile, Threshold, make_threshold
+
+Law = Callable[[np.random.Generator, int], NDArray[np.float64]]
+
+POSITIONS = 241
+BUDGETS = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
+
+
+def lognormal(chance: np.random.Generator, count: int) -> NDArray[np.float64]:
+    return np.exp(1.5 * chance.normal(size=count))
+
+
+def autocorrelated(chance: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Lognormal scores in long runs, as the sky above and the meadow below."""
+    drive, value = chance.normal(size=count), chance.normal()
+    values = []
+    for step in drive:
+        value = 0.95 * value + math.sqrt(1.0 - 0.95**2) * step
+        values.append(math.exp(1.5 * value))
+    return np.array(values)
+
+
+LAWS: dict[str, Law] = {
+    "lognormal": lognormal,
+    "pareto": lambda chance, count: chance.pareto(1.2, count),
+    "cauchy": lambda chance, count: np.abs(chance.standard_cauchy(count)),
+    "two scales": lambda chance, count: chance.exponential(size=count) * 1000.0 ** chance.integers(0, 2, size=count),
+    "mostly zero": lambda chance, count: np.maximum(0.0, chance.normal(size=count)),
+}
+
+
+def calibration(law: Law) -> list[float]:
+    return quantiles_of(law(np.random.default_rng(0), 20000))
+
+
+def share(budget: float, start: Sequence[float], scores: Iterable[float]) -> float:
+    """Share of uncertain tokens that a tracker makes of scores."""
+    tracker = Quantile(budget, start)
+    return float(np.mean([tracker.uncertain(float(score)) for score in scores]))
+
+
+# -- the budget -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_share_of_uncertain_tokens_is_the_budget_on_scores_like_the_calibrations(law: Law, budget: float) -> None:
+    start = calibration(law)
+    for seed in range(1, 5):
+        assert abs(share(budget, start, law(np.random.default_rng(seed), POSITIONS)) - budget) <= 0.03
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.01, 0.3, 3.0, 100.0, 1e6], ids=lambda factor: f"x{factor:g}")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_share_is_the_budget_on_a_picture_harder_or_easier_than_the_calibrations(
+    factor: float, budget: float
+) -> None:
+    start = calibration(lognormal)
+    for seed in range(1, 4):
+        scores = factor * lognormal(np.random.default_rng(seed), POSITIONS)
+        assert abs(share(budget, start, scores) - budget) <= 0.03
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_share_is_the_budget_on_scores_that_come_in_runs(budget: float) -> None:
+    start = calibration(lognormal)
+    for seed in range(1, 5):
+        scores = autocorrelated(np.random.default_rng(seed), POSITIONS)
+        assert abs(share(budget, start, scores) - budget) <= 0.03
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_an_adversary_that_sees_the_level_moves_the_share_by_no_more_than_the_docstring_says(budget: float) -> None:
+    start = calibration(lognormal)
+    bound = (1.0 + 0.15) / (0.15 * POSITIONS)
+    for extreme in (0.0, 1e9):
+        tracker, verdicts = Quantile(budget, start), list[bool]()
+        for position in range(POSITIONS):
+            other = start[position % 65]
+            verdicts.append(tracker.uncertain(extreme if position % 7 else other))
+            assert abs(sum(verdicts) - budget * len(verdicts)) <= bound * POSITIONS
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_from_its_calibration_the_tracker_starts_warm(budget: float) -> None:
+    """The first decision is the calibration's quantile, not a level that has to be found first."""
+    start = calibration(lognormal)
+    first = [Quantile(budget, start).uncertain(float(x)) for x in lognormal(np.random.default_rng(9), 2000)]
+    assert abs(np.mean(first) - budget) < 4.0 * math.sqrt(0.25 / 2000)
+
+
+def test_the_larger_scores_are_the_uncertain_ones() -> None:
+    scores = lognormal(np.random.default_rng(3), POSITIONS)
+    tracker = Quantile(0.3, calibration(lognormal))
+    verdicts = np.array([tracker.uncertain(float(score)) for score in scores])
+    assert np.median(scores[verdicts]) > 4.0 * np.median(scores[~verdicts])
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0.0, False), (1.0, True)])
+def test_a_budget_of_nothing_or_everything_is_exactly_that(budget: float, expected: bool) -> None:
+    tracker = Quantile(budget, calibration(lognormal))
+    scores = [0.0, 1e-9, 1.0, 1e9, *lognormal(np.random.default_rng(4), POSITIONS).tolist()]
+    assert {tracker.uncertain(score) for score in scores} == {expected}
+
+
+# -- taking decisions back ------------------------------------------------------------------------------------------
+
+
+MAKERS: dict[str, Callable[[], Threshold]] = {
+    "quantile": lambda: make_threshold("quantile", 0.3, None, calibration(lognormal)),
+    "maxnorm": lambda: make_threshold("maxnorm", 0.3, 0.3, [0.0, 5.0]),
+    "absolute": lambda: make_threshold("absolute", 0.3, 1.0, ()),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_after_any_truncations_the_same_scores_give_the_same_decisions(
+    make: Callable[[], Threshold], seed: int
+) -> None:
+    """However often a verifier sends the device back, the picture is decided as if it never had."""
+    chance = random.Random(seed)
+    scores = autocorrelated(np.random.default_rng(seed), 60).tolist()
+    straight = make()
+    expected = [straight.uncertain(score) for score in scores]
+    threshold, decided = make(), list[bool]()
+    while len(decided) < len(scores):
+        if chance.random() < 0.3:
+            del decided[max(0, len(decided) - chance.randint(1, 4)) :]
+            threshold.truncate(len(decided))
+        # Drafts behind a failure had other scores: they must leave no trace.
+        for _ in range(chance.randint(0, 3)):
+            threshold.uncertain(chance.expovariate(0.01))
+        threshold.truncate(len(decided))
+        decided.append(threshold.uncertain(scores[len(decided)]))
+    assert decided == expected
+    assert set(expected) == {True, False}
+
+
+@pytest.mark.parametrize("make", [MAKERS["quantile"], MAKERS["maxnorm"]], ids=["quantile", "maxnorm"])
+def test_a_truncation_that_is_left_out_is_noticed(make: Callable[[], Threshold]) -> None:
+    """The comparison above is not blind: decisions of a dropped draft would change later ones."""
+    scores = autocorrelated(np.random.default_rng(1), 60).tolist()
+    straight, other = make(), make()
+    for _ in range(5):
+        other.uncertain(1000.0)
+    assert [straight.uncertain(score) for score in scores] != [other.uncertain(score) for score in scores]
+
+
+def test_truncating_to_more_than_was_decided_changes_nothing() -> None:
+    for make in MAKERS.values():
+        one, other = make(), make()
+        one.uncertain(3.0)
+        other.uncertain(3.0)
+        other.truncate(50)
+        assert one == other
+
+
+# -- the other modes ------------------------------------------------------------------------------------------------
+
+
+def test_a_level_of_nothing_makes_everything_uncertain_and_an_infinite_one_makes_nothing() -> None:
+    for score in (0.0, 1e-30, 1.0, 1e30):
+        assert Absolute(0.0).uncertain(score)
+        assert not Absolute(math.inf).uncertain(score)
+
+
+def test_an_absolute_level_is_compared_with_the_score() -> None:
+    assert [Absolute(2.0).uncertain(score) for score in (1.9, 2.0, 2.1)] == [False, False, True]
+
+
+def test_maxnorm_compares_with_the_largest_score_so_far() -> None:
+    threshold = MaxNorm(0.5, first=0.0, fade=1.0)
+    assert [threshold.uncertain(score) for score in (1.0, 0.6, 0.4, 4.0, 1.9, 2.1)] == [
+        True, True, False, True, False, True]  # fmt: skip
+
+
+def test_maxnorm_expects_the_calibrations_largest_score_until_it_fades() -> None:
+    threshold = MaxNorm(0.5, first=10.0, fade=0.9)
+    # 1.0 is uncertain once 10 * 0.9^n < 2, so from the 16th position on.
+    assert [threshold.uncertain(1.0) for _ in range(20)] == [False] * 15 + [True] * 5
+
+
+def test_maxnorm_at_level_nothing_makes_everything_uncertain() -> None:
+    assert MaxNorm(0.0, first=1.0).uncertain(0.0)
+
+
+# -- making them ----------------------------------------------------------------------------------------------------
+
+
+def test_each_mode_makes_its_threshold() -> None:
+    start = [0.0, 1.0, 5.0]
+    assert make_threshold("quantile", 0.2, None, start) == Quantile(0.2, start)
+    assert make_threshold("maxnorm", 0.2, None, start) == MaxNorm(0.30, 5.0)
+    assert make_threshold("maxnorm", 0.2, 0.7, start) == MaxNorm(0.7, 5.0)
+    assert make_threshold("absolute", 0.2, 0.7, ()) == Absolute(0.7)
+    assert set(MAKERS) == set(THRESHOLDS)
+
+
+def test_what_cannot_be_made_is_named() -> None:
+    with pytest.raises(SettingsError, match="threshold: mode absolute needs a level"):
+        make_threshold("absolute", 0.3, None, ())
+    with pytest.raises(SettingsError, match=r"threshold_mode: one of quantile, maxnorm, absolute .* not 'median'"):
+        make_threshold("median", 0.3, None, [0.0, 1.0])
