@@ -242,7 +242,7 @@ def test_link_that_falls_silent_while_the_bundle_is_fetched_is_said(
     client.flags = ["--server", relay.address, "--silence-timeout", "1"]
     relay.delay = 0.03
     process = client.start()
-    wait_until(lambda: relay.bytes_down > 2000, "the bundle is on its way")
+    wait_until(lambda: relay.bytes_down > 4000, "the bundle is on its way")
     relay.stall()
     finish(process, 25).failed(4, relay.address)
     assert not list(client.cache.iterdir())
