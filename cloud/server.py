@@ -75,6 +75,7 @@ class Server:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
                 ("grpc.keepalive_time_ms", 20000),
                 ("grpc.keepalive_timeout_ms", 10000),
+                ("grpc.http2.bdp_probe", 0),  # as on the device: device/link.py
                 # While data flows other pings are under way, with a patience of their own: a minute by default.
                 ("grpc.http2.ping_timeout_ms", 10000),
             ]

@@ -145,6 +145,7 @@ class DeviceClient:
         self._threads, self._cache = threads, cache
         self._models = DeviceModels(Bundle.open(bundle, "device"), threads) if bundle else None
         self._link = Link(server, link)
+        self._compared = False
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -221,6 +222,8 @@ class DeviceClient:
         """
         if method.cloud_role == "-" and (models := self._local_models()) is not None:
             return models
+        if self._models is not None and self._compared:
+            return self._models  # a verifier that changed its bundle since says so when the picture begins
         try:
             digest = self._link.describe().bundle_digest
         except LinkError:
@@ -234,6 +237,7 @@ class DeviceClient:
                 f"{self._models.bundle.folder}: this is bundle {self._models.bundle.manifest.digest:.12}, but "
                 f"the verifier at {self._link.address} runs {digest:.12}; leave the bundle out to fetch the verifier's"
             )
+        self._compared = True
         return self._models
 
     def _local_models(self) -> DeviceModels | None:

@@ -33,6 +33,10 @@ _OPTIONS = [
     # Despite its name this is the time that one attempt to connect may take: with less than two round trips of the
     # link no attempt ever succeeds.
     ("grpc.min_reconnect_backoff_ms", 5000),
+    # Messages are small: probing the bandwidth with pings would cost more bytes than many of them hold. A bundle comes
+    # over the same channel, so the window is wide from the start.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
     # A channel made anew must not share the dead connection of the one it replaces.
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -118,7 +118,8 @@ def make_threshold(mode: str, budget: float, level: float | None, calibration: S
     if mode == "quantile":
         return Quantile(budget, calibration)
     if mode == "maxnorm":
-        return MaxNorm(0.30 if level is None else level, calibration[-1])
+        # The largest of many pictures is an outlier that would fade for half a picture.
+        return MaxNorm(0.30 if level is None else level, calibration[-2])
     if mode == "absolute":
         if level is None:
             raise SettingsError("threshold: mode absolute needs a level (--threshold X)")

@@ -22,6 +22,7 @@ from protos import PROTOCOL
 from protos import ciar_pb2 as pb
 from shared import noise
 from shared.errors import BusyError, LinkError, ProtocolError, RefusedError
+from shared.intervals import score
 from shared.methods import METHODS, find_method, find_rule
 from shared.noise import Purpose
 from shared.sampling import SamplingSettings, probabilities, warp
@@ -476,10 +477,13 @@ def test_local_repair_replaces_in_place_and_the_device_drafts_on_from_what_stand
     kinds = [Provenance.VERIFIED, Provenance.CORRECTED, Provenance.VERIFIED, Provenance.VERIFIED]
     assert picture.transcript.provenance == kinds * 4
     assert {draft.epoch for draft in drafts} == {0}
-    # The second row is what a drafter draws behind the repaired first one.
-    cache = models.drafter()
-    rows = cache.prefill(models.captions.encode("a cat"), expected[:4])
-    assert drafts[1].ids[0] == picture.draw(4, picture.draft_row(rows.centre[-1]))
+    # Each row of tokens is decided on and drawn behind the repaired ones before it.
+    features, cache = models.captions.encode("a cat"), models.drafter(detail=True)
+    for place in range(16):
+        draft = drafts[place // 4]
+        rows = cache.prefill(features, [*expected[: draft.start], *draft.ids[: place - draft.start]])
+        assert picture.scores[place] == pytest.approx(score("interval", rows.measures[-1], 8), rel=1e-4)
+        assert draft.ids[place - draft.start] == picture.draw(place, picture.draft_row(rows.centre[-1]))
 
 
 @pytest.mark.parametrize("method", ["sd", "ciar", "ar"])
@@ -513,7 +517,7 @@ def test_a_device_that_goes_on_alone_marks_what_the_cloud_should_have_judged(
     assert Provenance.DEGRADED not in first
     if method == "ciar":
         owed = (picture.scores[4:] > 0.5).tolist()
-        assert rest == [Provenance.DEGRADED if score else Provenance.KEPT for score in owed]
+        assert rest == [Provenance.DEGRADED if value else Provenance.KEPT for value in owed]
     else:
         assert rest == [Provenance.DEGRADED] * 12
 

@@ -224,8 +224,8 @@ def test_bytes_are_those_on_the_wire(relayed: Relay, toy: Bundle, repair: str) -
         wire = picture.report.wire
         up, down = relayed.bytes_up - up, relayed.bytes_down - down
     framing = 5 + 9  # gRPC's length prefix and the header of an HTTP/2 frame
-    assert 0 <= up - wire.bytes_up - framing * wire.messages_up < 40 * wire.messages_up
-    assert 0 <= down - wire.bytes_down - framing * wire.messages_down < 60 * wire.messages_down
+    assert 0 <= up - wire.bytes_up - framing * wire.messages_up < 30 * wire.messages_up
+    assert 0 <= down - wire.bytes_down - framing * wire.messages_down < 30 * wire.messages_down
 
 
 def test_audit_estimates_what_keeping_cost(device: DeviceClient, toy: Bundle) -> None:
