@@ -6,7 +6,6 @@ Drawn pictures are kept in work/, so that a stopped run goes on.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.link import EmulatedLink, LinkSettings
-from benchmarks.quality import Point, evaluate, plot_fronts
+from benchmarks.quality import Point, evaluate, open_bundle, parser, plot_fronts
 from benchmarks.speed import PROMPTS
 from cloud.process import running_verifier
 from device.client import DeviceClient, GenerateSettings
 from device.report import Report
 from device.selection import MODES, REPAIRS, SelectionSettings
-from shared.bundle import Bundle, default_bundle_folder
+from shared.bundle import Bundle
 
 LINKS = {"loopback": None, "40 ms, 10 Mbit/s": LinkSettings(delay_ms=20.0, rate_mbit=10.0)}
 BUDGETS = (0.06, 0.15, 0.30, 0.45, 0.60, 1.0)
@@ -28,17 +27,10 @@ SCORES = ("interval", "entropy", "random")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=default_bundle_folder(), metavar="DIR")
-    parser.add_argument("--repeat", type=int, default=2, help="rounds over the prompts (default: %(default)s)")
-    parser.add_argument("--only", choices=("speed", "quality"), help="one part alone")
-    parser.add_argument("--count", type=int, default=500, help="pictures a setting, for quality (default: %(default)s)")
-    parser.add_argument("--config", type=Path, default=Path("configs/evaluate.toml"), metavar="FILE", help="of the "
-                        "evaluation; default: %(default)s")  # fmt: skip
-    parser.add_argument("--plot", type=Path, default=Path("docs/ciar-quality.png"), metavar="F.png")
-    options = parser.parse_args()
-    bundle = Bundle.open(options.bundle)
-    print(f"bundle {bundle.manifest.name} {bundle.manifest.digest:.12}\n", flush=True)
+    command = parser(__doc__, Path("docs/ciar-quality.png"))
+    command.add_argument("--only", choices=("speed", "quality"), help="one part alone")
+    options = command.parse_args()
+    bundle = open_bundle(options.bundle)
     if options.only != "quality":
         speed(bundle, options.repeat)
     if options.only != "speed":

@@ -6,16 +6,21 @@ should run meanwhile. Drawn pictures are kept in work/, so that a stopped run go
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 
-from benchmarks.quality import Point, evaluate, plot_fronts
-from benchmarks.speed import PROMPTS
+import torch
+
+from benchmarks.quality import Point, evaluate, open_bundle, parser, plot_fronts
+from benchmarks.speed import PROMPTS, best, step
+from cloud.engine import Engine
+from cloud.models.loading import load_transformer
 from cloud.process import running_verifier
+from cloud.relaxation import Csd, entropy, tv_cost
+from cloud.verifier import VerifierSettings
 from device.client import DeviceClient
 from device.report import Report
-from shared.bundle import Bundle, default_bundle_folder
+from shared.bundle import Bundle
 from training.evaluation.settings import Way
 
 SPEED = (
@@ -30,6 +35,7 @@ SPEED = (
     "csd:delta=0.65",
     "csd:delta=0.65,size=64",
 )
+SETTLED = 5  # about as many as a pass of `sjd` commits
 FRONTS = {
     "csd": [f"csd:delta={delta}" for delta in (0.2, 0.35, 0.5, 0.65, 0.8)],
     "addition": [f"sjd-addition:epsilon={epsilon}" for epsilon in (0.05, 0.1, 0.2, 0.4)],
@@ -39,22 +45,30 @@ FRONTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=default_bundle_folder(), metavar="DIR")
-    parser.add_argument("--repeat", type=int, default=2, help="rounds over the prompts (default: %(default)s)")
-    parser.add_argument("--only", choices=("speed", "quality"), help="one part alone")
-    parser.add_argument("--count", type=int, default=500, help="pictures a setting, for quality (default: %(default)s)")
-    parser.add_argument("--split", choices=("val", "test"), default="test", help="default: %(default)s")
-    parser.add_argument("--config", type=Path, default=Path("configs/evaluate.toml"), metavar="FILE", help="of the "
-                        "evaluation; default: %(default)s")  # fmt: skip
-    parser.add_argument("--plot", type=Path, default=Path("docs/csd-quality.png"), metavar="F.png")
-    options = parser.parse_args()
-    bundle = Bundle.open(options.bundle)
-    print(f"bundle {bundle.manifest.name} {bundle.manifest.digest:.12}\n", flush=True)
-    if options.only != "quality":
+    command = parser(__doc__, Path("docs/csd-quality.png"))
+    command.add_argument("--only", choices=("cost", "speed", "quality"), help="one part alone")
+    command.add_argument("--split", choices=("val", "test"), default="test", help="default: %(default)s")
+    options = command.parse_args()
+    bundle = open_bundle(options.bundle)
+    if options.only in (None, "cost"):
+        cost(bundle)
+    if options.only in (None, "speed"):
         speed(bundle, options.repeat)
-    if options.only != "speed":
+    if options.only in (None, "quality"):
         quality(bundle, options.config, options.count, options.split, options.plot)
+
+
+def cost(bundle: Bundle) -> None:
+    """What entropy and the price of relaxing take for the tokens that a pass settles, beside the pass itself."""
+    print(f"window   pass ms   entropy ms   TV cost ms   both / pass      ({SETTLED} tokens settled a pass)")
+    engine = Engine(load_transformer(bundle.path("target.safetensors")), 3, dtype=VerifierSettings().torch_dtype)
+    draft, target = torch.softmax(3.0 * torch.randn(2, SETTLED, engine.config.vocabulary), -1)
+    rule = Csd(0.5, 0.35)
+    flat, price = best(lambda: entropy(target), 200), best(lambda: tv_cost(rule, draft, target), 200)
+    for size in (16, 32, 64):
+        whole = best(step(engine, size), 40)
+        print(f"{size:>6}{whole * 1e3:>10.2f}{flat * 1e3:>13.3f}{price * 1e3:>13.3f}{(flat + price) / whole:>14.1%}")
+    print(flush=True)
 
 
 def speed(bundle: Bundle, repeat: int) -> None:

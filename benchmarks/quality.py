@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shared.bundle import Bundle
+from shared.bundle import Bundle, default_bundle_folder
 from shared.sampling import SamplingSettings
 from training.evaluation.settings import EvaluationSettings, Way
 from training.evaluation.stage import run_evaluation
 
-__all__ = ["Point", "evaluate", "plot_fronts"]
+__all__ = ["Point", "evaluate", "open_bundle", "parser", "plot_fronts"]
+
+
+def parser(description: str, plot: Path) -> argparse.ArgumentParser:
+    """The command line that the benchmarks of a method's quality share."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--bundle", type=Path, default=default_bundle_folder(), metavar="DIR")
+    result.add_argument("--repeat", type=int, default=2, help="rounds over the prompts (default: %(default)s)")
+    result.add_argument("--count", type=int, default=500, help="pictures a setting, for quality (default: %(default)s)")
+    result.add_argument("--config", type=Path, default=Path("configs/evaluate.toml"), metavar="FILE",
+                        help="of the evaluation; default: %(default)s")  # fmt: skip
+    result.add_argument("--plot", type=Path, default=plot, metavar="F.png", help="default: %(default)s")
+    return result
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Opens the bundle and says which it is."""
+    bundle = Bundle.open(folder)
+    print(f"bundle {bundle.manifest.name} {bundle.manifest.digest:.12}\n", flush=True)
+    return bundle
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,9 @@ def tv_cost(rule: AcceptanceRule, draft_probs: Tensor, target_probs: Tensor) -> 
         return torch.zeros(draft_probs.shape[:-1], device=draft_probs.device)
     if not isinstance(rule, ElementwiseRule):
         return None
-    rejected = ((1.0 - rule.chances(draft_probs, target_probs)) * draft_probs).sum(-1)
-    return (total_variation(draft_probs, target_probs) - rejected).clamp_min(0.0)
+    accepted = rule.chances(draft_probs, target_probs) * draft_probs
+    # The same difference, since TV = 1 - sum of minima and P(reject) = 1 - sum of what is accepted.
+    return (accepted - torch.minimum(draft_probs, target_probs)).sum(-1).clamp_min(0.0)
 
 
 @dataclass(frozen=True, slots=True)

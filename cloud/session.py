@@ -347,6 +347,12 @@ class Session:
         )
         return torch.from_numpy(draws) if on_cpu else draws
 
+    def judging(self, count: int) -> tuple[list[float], list[float]]:
+        """Fresh uniforms for the next `count` positions: to accept by, and to draw replacements by."""
+        return self.uniforms(Purpose.ACCEPT, self.position, count), self.uniforms(
+            Purpose.RESIDUAL, self.position, count
+        )
+
     def uniforms(self, purpose: Purpose, start: int, count: int) -> list[float]:
         """Fresh uniforms for positions start..start+count-1 at this attempt: keyed by the epoch as well."""
         draws = noise.uniform(self.request.seed, purpose, range(start, start + count), 1, round=self.epoch)

@@ -21,6 +21,7 @@ from shared.sampling import guide
 from training.batches import step_batches
 from training.captioned_tokens import CaptionedTokens, collate, first_items
 from training.checkpoint import load_trained
+from training.checks import above_zero
 from training.data.tokens import TokenCache
 from training.interval_losses import containment_loss
 from training.loop import Hook, LoopSettings, TrainingLoop
@@ -71,9 +72,7 @@ class DrafterSettings:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
         if not 0.0 < self.lowest < 0.5 < self.highest < 1.0:
             raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
-        for name in ("muon_rate", "adam_rate", "validation_minutes", "validation_pictures"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
         for name in ("target", "tokens"):
             object.__setattr__(self, name, Path(getattr(self, name)))
 

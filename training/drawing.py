@@ -26,6 +26,7 @@ from cloud.models.loading import load_transformer
 from cloud.models.transformer import Transformer
 from shared.bundle import file_digest
 from shared.sampling import SamplingSettings
+from training.checks import at_least_one, not_negative
 from training.data.shards import Shard, claim_folder, load_shard, save_shard, shard_path
 from training.data.tokens import TokenCache
 from training.drafter import load_drafter
@@ -70,12 +71,8 @@ class DrawingSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("train", "val", "at_once", "shard_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("seed", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        at_least_one(self, "train", "val", "at_once", "shard_size")
+        not_negative(self, "seed", "threads")
         if not 0.0 <= self.prefix_share <= 1.0:
             raise ValueError(f"prefix_share must lie in [0, 1], got {self.prefix_share}")
         for name in ("target", "drafter", "tokens", "folder"):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from cloud.models.image_codec import ImageCodec
 from shared.bundle import file_digest
 from shared.graphs import CaptionEncoder
+from training.checks import at_least_one
 from training.data.images import open_images
 from training.data.settings import DataSettings
 from training.data.splits import Split
@@ -50,9 +51,7 @@ class EncodingSettings:
     slack: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("train", "val", "shard_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        at_least_one(self, "train", "val", "shard_size")
         if not 0.0 <= self.slack < 1.0:
             raise ValueError(f"slack must lie in [0, 1), got {self.slack}")
         for name in ("codec", "text_encoder", "folder"):

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from cloud.models.image_codec import ImageCodec, ImageCodecConfig
 from training.batches import step_batches
 from training.checkpoint import load_trained
+from training.checks import above_zero, not_negative
 from training.codec_report import CodecReport, measure
 from training.data.images import open_images
 from training.data.settings import DataSettings
@@ -44,9 +45,7 @@ class CodecLossSettings:
     perceptual_blocks: tuple[int, ...] = DEFAULT_BLOCKS
 
     def __post_init__(self) -> None:
-        for name in ("l1", "mse", "gradient", "perceptual", "commitment", "detail"):
-            if getattr(self, name) < 0.0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        not_negative(self, "l1", "mse", "gradient", "perceptual", "commitment", "detail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,7 @@ class CodecTrainingSettings:
     report_images: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "validation_minutes", "validation_images", "report_images"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        above_zero(self, "learning_rate", "validation_minutes", "validation_images", "report_images")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if self.data.size != self.codec.size:

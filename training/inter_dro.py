@@ -19,6 +19,7 @@ from shared.calibration import CALIBRATION
 from shared.sampling import SamplingSettings
 from training.batches import step_batches
 from training.captioned_tokens import CaptionedTokens, collate, first_items
+from training.checks import above_zero
 from training.data.tokens import TokenCache
 from training.drafter import guided_log_probs, load_drafter, trained_drafter
 from training.drawing import caption_of
@@ -67,9 +68,7 @@ class InterDroSettings:
         if not self.guidance >= 1.0:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
         check_shares(self.tokens, self.shares)
-        for name in ("muon_rate", "adam_rate", "validation_minutes", "validation_pictures", "calibration_pictures"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures", "calibration_pictures")
         for name in ("target", "drafter"):
             object.__setattr__(self, name, Path(getattr(self, name)))
         if self.loop.init_from not in (None, self.drafter):

@@ -23,6 +23,7 @@ from shared.intervals import SCORES as ALL_SCORES
 from training.batches import step_batches
 from training.captioned_tokens import CaptionedTokens, collate, first_items
 from training.checkpoint import load_trained
+from training.checks import above_zero, not_negative
 from training.data.tokens import TokenCache
 from training.drafter import guided_log_probs, load_drafter
 from training.interval_context import KeptDrafts, SplitModes, feature_vectors, keep_drafts
@@ -95,12 +96,8 @@ class AdapterSettings:
         for name in ("budget", "prefix_rate"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        for name in ("divergence", "entropy", "weight_decay"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("inner", "rate", "validation_minutes", "validation_pictures"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        not_negative(self, "divergence", "entropy", "weight_decay")
+        above_zero(self, "inner", "rate", "validation_minutes", "validation_pictures")
 
     @property
     def keeping(self) -> tuple[str, float, float]:

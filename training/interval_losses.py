@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.intervals import log_odds
+from training.checks import not_negative
 
 __all__ = ["IntervalLossSettings", "containment_loss", "containment_rows", "interval_loss", "robust_weights"]
 
@@ -65,9 +66,7 @@ class IntervalLossSettings:
         for name, choices in (("loss", tuple(_PRESETS)), ("dro", DROS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("strength", "anchor_distance", "anchor_entropy", "align"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        not_negative(self, "strength", "anchor_distance", "anchor_entropy", "align")
         self._check_ranges()
 
     def _check_ranges(self) -> None:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from training.batches import BatchPlan
 from training.checkpoint import CheckpointFolder, EmaWeights, load_weights
+from training.checks import above_zero, at_least_one, not_negative
 from training.machine import compile_parts, keep_memory, seed_all, to_device, wants_bf16
 from training.metrics import MetricsLog
 
@@ -68,15 +69,9 @@ class LoopSettings:
                 object.__setattr__(self, name, Path(getattr(self, name)))
 
     def _check_numbers(self) -> None:
-        for name in ("steps", "batch_size", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("threads", "workers", "warmup_steps", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("checkpoint_minutes", "grad_clip"):
-            if getattr(self, name) <= 0.0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        at_least_one(self, "steps", "batch_size", "log_every")
+        not_negative(self, "threads", "workers", "warmup_steps", "seed")
+        above_zero(self, "checkpoint_minutes", "grad_clip")
         if not 0.0 <= self.decay_fraction <= 1.0:
             raise ValueError(f"decay_fraction must lie between 0 and 1, got {self.decay_fraction}")
         if not 0.0 <= self.ema_decay < 1.0:

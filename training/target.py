@@ -18,6 +18,7 @@ from shared.sampling import SamplingSettings
 from training.batches import step_batches
 from training.captioned_tokens import CaptionedTokens, collate, drop_captions, first_items
 from training.checkpoint import load_trained
+from training.checks import above_zero
 from training.contact_sheet import save_contact_sheet
 from training.data.tokens import TokenCache
 from training.loop import Hook, LoopSettings, TrainingLoop
@@ -61,9 +62,7 @@ class TargetSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop_captions < 1.0:
             raise ValueError(f"drop_captions must lie in [0, 1), got {self.drop_captions}")
-        for name in ("muon_rate", "adam_rate", "validation_minutes", "validation_pictures"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above zero, got {getattr(self, name)}")
+        above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
         for name in ("tokens", "codec"):
             object.__setattr__(self, name, Path(getattr(self, name)))
 

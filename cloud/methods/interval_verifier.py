@@ -20,7 +20,6 @@ from protos import ciar_pb2 as pb
 from shared.audit import audited
 from shared.errors import ProtocolError
 from shared.features import unpack
-from shared.noise import Purpose
 from shared.sampling import probabilities
 from shared.transcript import Provenance
 
@@ -131,7 +130,7 @@ def _failures(session: Session, chunk: _Chunk, rows: Tensor) -> dict[int, int]:
         own = coupled_sample(rows, session.gumbel(chunk.draft.start, len(rows))).tolist()
         return {place: own[place] for place in places if own[place] != chunk.tokens[place]}
     draft, target = session.draft_probs(chunk.tokens), probabilities(rows)
-    accept, resample = _uniforms(session, chunk)
+    accept, resample = session.judging(len(rows))
     rule = Lossless()
     drawn = torch.tensor(chunk.tokens, device=target.device)
     chances = rule(draft, target, drawn).tolist()
@@ -152,12 +151,12 @@ def _coupled(session: Session, chunk: _Chunk, rows: Tensor) -> Judgement:
 
 def _chain(session: Session, chunk: _Chunk, rows: Tensor) -> Judgement:
     draft, mixed = _mixed(session, chunk, rows)
-    return judge_chain(Lossless(), draft, mixed, chunk.tokens, *_uniforms(session, chunk), bonus=False)
+    return judge_chain(Lossless(), draft, mixed, chunk.tokens, *session.judging(len(rows)), bonus=False)
 
 
 def _block(session: Session, chunk: _Chunk, rows: Tensor) -> Judgement:
     draft, mixed = _mixed(session, chunk, rows)
-    return judge_block(draft, mixed, chunk.tokens, *_uniforms(session, chunk), bonus=False)
+    return judge_block(draft, mixed, chunk.tokens, *session.judging(len(rows)), bonus=False)
 
 
 def _mixed(session: Session, chunk: _Chunk, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,11 +164,6 @@ def _mixed(session: Session, chunk: _Chunk, rows: Tensor) -> tuple[Tensor, Tenso
     draft, target = session.draft_probs(chunk.tokens), probabilities(rows)
     marks = torch.tensor(chunk.uncertain, device=target.device).unsqueeze(-1)
     return draft, torch.where(marks, target, draft.to(target.dtype))
-
-
-def _uniforms(session: Session, chunk: _Chunk) -> tuple[list[float], list[float]]:
-    start, count = chunk.draft.start, len(chunk.tokens)
-    return session.uniforms(Purpose.ACCEPT, start, count), session.uniforms(Purpose.RESIDUAL, start, count)
 
 
 _JUDGES: dict[str, Callable[[Session, _Chunk, Tensor], Judgement]] = {

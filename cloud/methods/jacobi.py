@@ -72,9 +72,10 @@ def decode_window(session: Session) -> Work:
     while not session.complete:
         _fill(session, window)
         rows = yield from session.target_rows(window.tokens)
-        decided = step(session, window, rows)
+        target = probabilities(rows)
+        decided = step(session, window, rows, target)
         _commit(session, decided)
-        _note(outbox, decided, rows)
+        _note(outbox, decided, target)
         window = decided.window
         session.epoch += 1  # draws of the next pass are others
         if session.complete or session.position // grid.cols > outbox.start // grid.cols:
@@ -85,7 +86,7 @@ def decode_window(session: Session) -> Work:
 # -- a pass ---------------------------------------------------------------------------------------------------------
 
 
-def _coupled(session: Session, window: _Window, rows: Tensor) -> _Step:
+def _coupled(session: Session, window: _Window, rows: Tensor, target: Tensor) -> _Step:
     """Draws every place with the picture's own noise; what equals the draft is settled."""
     own = coupled_sample(rows, session.gumbel(session.position, len(rows))).tolist()
     right = next((i for i, token in enumerate(window.tokens) if token != own[i]), len(window.tokens))
@@ -94,21 +95,21 @@ def _coupled(session: Session, window: _Window, rows: Tensor) -> _Step:
     return _Step(own[:stop], [Provenance.SAMPLED] * stop, right < len(window.tokens), behind)
 
 
-def _tested(session: Session, window: _Window, rows: Tensor) -> _Step:
+def _tested(session: Session, window: _Window, rows: Tensor, target: Tensor) -> _Step:
     """Tests every draft against its new row."""
     rule, settings, count = session.acceptance, session.request.window, len(window.tokens)
     assert rule is not None
     assert settings is not None
-    target = probabilities(rows)
     draft = torch.stack(window.laws) if count else target[:0]
     tokens = torch.tensor(window.tokens, dtype=torch.long, device=target.device)
-    accept = torch.tensor(session.uniforms(Purpose.ACCEPT, session.position, len(rows)), device=target.device)[:count]
+    uniforms, resample = session.judging(len(rows))
+    accept = torch.tensor(uniforms[:count], device=target.device)
     strictly = (accept < _LOSSLESS(draft, target[:count], tokens)).tolist()
     stands = (accept < rule(draft, target[:count], tokens)).tolist()
     head = stands.index(False) if False in stands else count  # drafts in front of the first rejection
     going_on = settings.after == "continue"
     laws = _replacements(rule, draft, target, tokens, head, going_on)
-    replaced = inverse_samples(laws, session.uniforms(Purpose.RESIDUAL, session.position, len(rows)))
+    replaced = inverse_samples(laws, resample)
     behind = _Window()
     for place in range(head + 1, len(rows)):
         # Only the lossless test keeps a draft there: what a relaxed rule lets pass is no sample of the row.
@@ -192,9 +193,9 @@ def _neighbours(session: Session, window: _Window, position: int, init: str) -> 
 # -- messages -------------------------------------------------------------------------------------------------------
 
 
-def _note(outbox: _Outbox, step: _Step, rows: Tensor) -> None:
+def _note(outbox: _Outbox, step: _Step, target: Tensor) -> None:
     outbox.provenance += step.provenance
-    share = entropy(probabilities(rows[: len(step.tokens)])) / math.log(rows.shape[-1])
+    share = entropy(target[: len(step.tokens)]) / math.log(target.shape[-1])
     outbox.entropy += bytes((share.clamp(0.0, 1.0) * 255).round().to(torch.uint8).tolist())
     known = outbox.tv_cost is not None and step.tv_cost is not None
     outbox.tv_cost = outbox.tv_cost + step.tv_cost if known else None  # type: ignore[operator]

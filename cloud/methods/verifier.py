@@ -11,7 +11,6 @@ from torch import Tensor
 from cloud.acceptance import Judgement, Lossless, judge_block, judge_chain, judge_coupled
 from cloud.relaxation import tv_cost
 from cloud.session import Session, Work
-from shared.noise import Purpose
 from shared.sampling import probabilities
 
 __all__ = ["JUDGES", "verify"]
@@ -36,7 +35,7 @@ def _chain(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
     """Token by token, with any rule that judges single tokens."""
     rule = session.acceptance
     assert rule is not None
-    accept, resample = _uniforms(session, rows)
+    accept, resample = session.judging(len(rows))
     draft, target = session.draft_probs(tokens), probabilities(rows)
     judgement = judge_chain(rule, draft, target, tokens, accept, resample, _bonus(session, tokens, rows))
     if isinstance(rule, Lossless):
@@ -53,7 +52,7 @@ def _chain(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
 
 
 def _block(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
-    accept, resample = _uniforms(session, rows)
+    accept, resample = session.judging(len(rows))
     draft, target = session.draft_probs(tokens), probabilities(rows)
     return judge_block(draft, target, tokens, accept, resample, _bonus(session, tokens, rows))
 
@@ -61,11 +60,6 @@ def _block(session: Session, tokens: Sequence[int], rows: Tensor) -> Judgement:
 def _bonus(session: Session, tokens: Sequence[int], rows: Tensor) -> bool:
     """A draft that ends the picture has no token behind it; a device that drafts on ahead wants none."""
     return session.request.bonus and len(rows) > len(tokens)
-
-
-def _uniforms(session: Session, rows: Tensor) -> tuple[list[float], list[float]]:
-    start, count = session.position, len(rows)
-    return session.uniforms(Purpose.ACCEPT, start, count), session.uniforms(Purpose.RESIDUAL, start, count)
 
 
 JUDGES: dict[str, Callable[[Session, Sequence[int], Tensor], Judgement]] = {

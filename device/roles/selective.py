@@ -238,7 +238,9 @@ class _SelectiveDrafter(DraftingLoop):
         if len(picked) != len(verdict.audited):
             raise ProtocolError(f"a verdict audits {len(verdict.audited)} tokens, but {len(picked)} were to be audited")
         for token, log_prob in zip(picked, verdict.audited, strict=True):
-            self.audit.add(token.log_prob, log_prob if not math.isnan(log_prob) else -math.inf)
+            if math.isnan(log_prob):
+                raise ProtocolError("a verdict audits a token with a log-probability that is no number")
+            self.audit.add(token.log_prob, log_prob)
 
     def _commit(self, tokens: list[_Token], replaced: dict[int, int]) -> None:
         kinds = [Provenance.VERIFIED if token.uncertain else Provenance.KEPT for token in tokens]

@@ -141,3 +141,29 @@ def test_rounds_that_grow_with_the_draft_make_drafts_shorter() -> None:
 
     assert length(taught(0.002), run(0.5)) < length(taught(0.0), run(0.5))
     assert length(taught(-0.002), run(0.5)) == length(taught(0.0), run(0.5)), "a token never counts as a gain of time"
+
+
+def test_nothing_is_drafted_behind_a_draft_that_will_hardly_stand() -> None:
+    """The device waits for the verdict instead; once that is there, or will never come, it drafts again."""
+    for end in ("judged", "forgotten"):
+        pace = AdaptivePace(rate=400.0)
+        pace.begin()
+        assert pace.wants(0.0)
+        pace.drafted(0.001)
+        pace.begin()
+        assert not pace.wants(0.0)
+        if end == "judged":
+            pace.judged(0, 0.01)
+        else:
+            pace.forget()
+        pace.begin()
+        assert pace.wants(0.0)
+
+
+def test_drafts_behind_a_likely_one_are_as_long_as_their_chances_allow() -> None:
+    pace = frozen(rate=400.0)
+    alone = length(pace, run(SURE))
+    pace.begin()
+    assert pace.wants(0.5)
+    pace.drafted(0.001)
+    assert 0 < length(pace, run(SURE)) < alone

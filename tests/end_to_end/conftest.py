@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from device.client import DeviceClient
 from shared.bundle import Bundle
 from tests.end_to_end.programs import Client, Verifier
 from tests.end_to_end.relay import Relay, relaying
@@ -39,6 +40,23 @@ def verifier(toy: Bundle) -> Iterator[Verifier]:
         yield process.ready()
     finally:
         process.close()
+
+
+@pytest.fixture(scope="session")
+def exact(toy: Bundle) -> Iterator[Verifier]:
+    """A verifier that computes in float32, so that rows computed one by one or together draw the same tokens."""
+    process = Verifier(toy.folder, "--dtype", "float32", "--threads", "1")
+    try:
+        yield process.ready()
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def device(exact: Verifier, toy: Bundle) -> Iterator[DeviceClient]:
+    """A device of this process at that verifier."""
+    with DeviceClient(exact.address, bundle=toy.folder) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

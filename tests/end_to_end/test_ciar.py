@@ -18,7 +18,7 @@ from device.generation import Generation
 from device.graphs import DeviceModels
 from device.link import Link, LinkSettings
 from device.report import Report
-from device.roles import DEVICE_ROLES
+from device.roles import DEVICE_ROLES, selective
 from device.selection import SelectionSettings
 from shared.bundle import Bundle
 from shared.errors import LinkError
@@ -27,7 +27,7 @@ from shared.sampling import probabilities
 from shared.transcript import Provenance
 from tests.end_to_end.laws import PROMPT, SAMPLING, Law, fit, mixed_law
 from tests.end_to_end.programs import Verifier
-from tests.end_to_end.relay import Relay
+from tests.end_to_end.relay import Relay, relaying
 from tests.end_to_end.serving import serving
 from training.toy import write_toy_bundle
 
@@ -41,22 +41,6 @@ def select(
     """Settings with an absolute threshold, or with the quantile when no level is given."""
     kind = "quantile" if level is None else "absolute"
     return SelectionSettings(mode=mode, repair=repair, threshold_mode=kind, threshold=level, **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def exact(toy: Bundle) -> Iterator[Verifier]:
-    """A verifier that computes in float32, so that rows computed one by one or together draw the same tokens."""
-    process = Verifier(toy.folder, "--dtype", "float32", "--threads", "1")
-    try:
-        yield process.ready()
-    finally:
-        process.close()
-
-
-@pytest.fixture
-def device(exact: Verifier, toy: Bundle) -> Iterator[DeviceClient]:
-    with DeviceClient(exact.address, bundle=toy.folder) as client:
-        yield client
 
 
 def draw(device: DeviceClient, seed: int, selection: SelectionSettings, **more: object) -> Picture:
@@ -127,8 +111,6 @@ def test_slow_link_changes_no_token(relayed: Relay, toy: Bundle, device: DeviceC
 
 @pytest.fixture
 def relayed(exact: Verifier) -> Iterator[Relay]:
-    from tests.end_to_end.relay import relaying
-
     with relaying(exact.port) as link:
         yield link
 
@@ -287,8 +269,6 @@ def test_mixed_law_sees_kept_tokens_that_were_judged_all_the_same(
 def test_mixed_law_sees_a_decision_that_looked_at_the_drawn_token(
     tiny: tuple[Bundle, Law, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from device.roles import selective
-
     right = selective._SelectiveDrafter._token
 
     def peeking(self: object, position: int) -> object:

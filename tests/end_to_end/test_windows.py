@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,22 +17,6 @@ from tests.end_to_end.relay import relaying
 
 PROMPT = "a red cat"
 RELAXED = [name for name in METHODS["sd"].rules if name not in ("gumbel", "mrs", "block")]
-
-
-@pytest.fixture(scope="module")
-def exact(toy: Bundle) -> Iterator[Verifier]:
-    """A verifier that computes in float32, so that rows computed one by one or together draw the same tokens."""
-    process = Verifier(toy.folder, "--dtype", "float32", "--threads", "1")
-    try:
-        yield process.ready()
-    finally:
-        process.close()
-
-
-@pytest.fixture
-def device(exact: Verifier, toy: Bundle) -> Iterator[DeviceClient]:
-    with DeviceClient(exact.address, bundle=toy.folder) as client:
-        yield client
 
 
 def draw(device: DeviceClient, method: str, rule: str = "", seed: int = 0, **more: object) -> Picture:

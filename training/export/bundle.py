@@ -126,6 +126,7 @@ class BundleSettings:
         drafter, codec: precision of their graphs.
         target_dtype, drafter_dtype, codec_dtype: of their stored matrices: float32, or float16 or bfloat16 at half the
             size. A loaded model computes in float32 all the same; float16 rounds eight times finer.
+        recommended_features: feature mode that devices take when their user names none.
         facts: more for people, kept in the manifest.
     """
 
@@ -136,6 +137,7 @@ class BundleSettings:
     target_dtype: str = "float32"
     drafter_dtype: str = "float32"
     codec_dtype: str = "float32"
+    recommended_features: str = "none"
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,7 +171,7 @@ def write_bundle(
         staging = Path(temporary) / "new"
         staging.mkdir()
         _export(models, settings, staging)
-        facts = settings.facts | _facts(models) | (inspect(staging) if inspect else {})
+        facts = settings.facts | _facts(models, settings) | (inspect(staging) if inspect else {})
         manifest = _manifest(models, settings, staging, facts)
         (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         if folder.exists():
@@ -230,15 +232,26 @@ def stored_as(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return stored
 
 
-def _facts(models: BundleModels) -> dict[str, Any]:
-    """Facts about the models that no setting says."""
+def _facts(models: BundleModels, settings: BundleSettings) -> dict[str, Any]:
+    """Facts about the models.
+
+    Raises:
+        BundleError: a feature mode is recommended that the models do not know.
+    """
     named = {"target": models.target, "drafter": models.drafter, "image_codec": models.codec}
     if models.features is not None:
         named["interval_features"] = models.features
     modes = [] if models.features is None else models.features.modes
+    if settings.recommended_features not in ("none", *modes):
+        known = ", ".join(("none", *modes))
+        raise BundleError(f"recommended_features: the bundle knows {known}, not {settings.recommended_features!r}")
     return {
         "parameters": {name: sum(p.numel() for p in model.parameters()) for name, model in named.items()},
-        "interval": {"calibrated": models.calibration is not None, "feature_modes": modes},
+        "interval": {
+            "calibrated": models.calibration is not None,
+            "feature_modes": modes,
+            "recommended_features": settings.recommended_features,
+        },
     }
 
 

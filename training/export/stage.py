@@ -52,6 +52,7 @@ class ExportSettings:
         tokens: token cache of the pictures that parity is measured on.
         sequences: how many of them.
         target_dtype, drafter_dtype, codec_dtype: of their stored matrices; float16 and bfloat16 halve a file.
+        recommended_features: feature mode that devices take when their user names none.
         sampling: default sampling settings of the bundle; those the models were trained for.
         drafter_precision, codec_precision: of the exported graphs.
         floors: how faithful the export must be.
@@ -71,6 +72,7 @@ class ExportSettings:
     target_dtype: str = "float16"
     drafter_dtype: str = "float16"
     codec_dtype: str = "float16"
+    recommended_features: str = "none"
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     drafter_precision: Precision = field(default_factory=Precision)
     codec_precision: Precision = field(default_factory=lambda: Precision("half"))
@@ -150,6 +152,7 @@ def _bundle_settings(settings: ExportSettings) -> BundleSettings:
         target_dtype=settings.target_dtype,
         drafter_dtype=settings.drafter_dtype,
         codec_dtype=settings.codec_dtype,
+        recommended_features=settings.recommended_features,
         facts={
             "drafter_precision": asdict(settings.drafter_precision),
             "precision": {
