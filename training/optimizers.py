@@ -21,7 +21,8 @@ def decoder_optimizers(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (matrices if "blocks." in name and parameter.dim() == 2 else others).append(parameter)
+    # Four Newton-Schulz steps, not five: a fifth of an optimizer that takes a quarter of a step's time on a CPU.
     return [
-        torch.optim.Muon(matrices, lr=muon_rate, weight_decay=weight_decay, momentum=0.95),
+        torch.optim.Muon(matrices, lr=muon_rate, weight_decay=weight_decay, momentum=0.95, ns_steps=4),
         torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True),
     ]

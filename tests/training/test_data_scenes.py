@@ -269,6 +269,23 @@ def test_single_objects_are_as_large_as_the_settings_say():
         assert 0.70 * 128 - 2 <= columns[-1] - columns[0] + 1 <= 0.92 * 128 + 2
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.74, 0.875, 1.0])
+def test_a_step_puts_sizes_and_positions_on_a_grid(scale):
+    rng = np.random.default_rng(0)
+    one = Claims("single", (ObjectClaim("a", "a", "a", "cartoon", "noto"),), 1, None, Background("solid", ("red",)))
+    cells = [cell for relation in (None, "left of", "above") for cell in cells_of(replace(one, relation=relation), 128)]
+    boxes = [(cell, place(cell, 128, scale, rng, step=8)) for cell in cells for _ in range(20)]
+    for cell, box in boxes:
+        assert box.width == box.height
+        assert box.width % 16 == box.left % 8 == box.top % 8 == 0
+        assert cell.left <= box.left
+        assert box.left + box.width <= cell.left + cell.width
+        assert cell.top <= box.top
+        assert box.top + box.height <= cell.top + cell.height
+    if scale == 0.875:  # of the default data: a drawing has one place, in the middle
+        assert len(set(boxes)) == len(cells)
+
+
 def test_backgrounds_are_redrawn_until_the_object_stands_out():
     def contrasts(threshold):
         settings = replace(ONLY["single"], solid=1.0, gradient=0.0, floor=0.0, contrast=threshold)

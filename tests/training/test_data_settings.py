@@ -57,6 +57,7 @@ def test_nested_tables_and_paths_arrive_typed(tmp_path):
         ("[data.scenes]\nomit = 2.0\n", "data.scenes.omit"),
         ("[data.scenes]\ncolour_jitter = 40\n", "colour_jitter"),
         ("[data.scenes]\ncontrast = 200.0\n", "contrast"),
+        ("[data.scenes]\nstep = 0\n", "data.scenes.step must lie in 1..32"),
         ("[data.concepts]\ngroups = []\nsubgroups = []\n", "no concept is chosen"),
         ("size = 3\n", r"needs a \[data\] table"),
         ("[data\n", "train.toml"),

@@ -309,7 +309,11 @@ def test_a_damaged_file_is_named_when_a_bundle_is_opened(tmp_path: Path, toy: Bu
 
 def test_the_features_of_a_toy_bundle_are_those_of_its_graphs_and_far_from_zero(toy: Bundle) -> None:
     features = load_interval_features(toy.path("interval_features.safetensors"))
-    assert toy.manifest.models["interval"] == {"calibrated": True, "feature_modes": ["scalars", "code64", "full"]}
+    assert toy.manifest.models["interval"] == {
+        "calibrated": True,
+        "feature_modes": ["scalars", "code64", "full"],
+        "recommended_features": "none",
+    }
     torch.manual_seed(0)
     hidden, scalars = torch.randn(5, 16), torch.randn(5, SCALARS)
     with torch.no_grad():
@@ -345,7 +349,11 @@ def test_the_calibration_of_a_toy_bundle_holds_the_scores_of_what_its_drafter_dr
 def test_a_bundle_without_interval_parts_leaves_their_files_out_and_says_so(tmp_path: Path) -> None:
     bundle = write_toy_bundle(tmp_path / "plain", features=False)
     assert {file.path for file in bundle.manifest.files} == {*PARTS}
-    assert bundle.manifest.models["interval"] == {"calibrated": False, "feature_modes": []}
+    assert bundle.manifest.models["interval"] == {
+        "calibrated": False,
+        "feature_modes": [],
+        "recommended_features": "none",
+    }
 
 
 def copy_of(bundle: Bundle, folder: Path) -> Bundle:
@@ -507,7 +515,11 @@ def test_the_export_stage_measures_parity_and_writes_a_bundle(work: ExportSettin
     assert bundle.manifest.models["parameters"]["target"] == sum(
         p.numel() for p in load_transformer(work.target).parameters()
     )
-    assert bundle.manifest.models["interval"] == {"calibrated": True, "feature_modes": ["scalars", "code64", "full"]}
+    assert bundle.manifest.models["interval"] == {
+        "calibrated": True,
+        "feature_modes": ["scalars", "code64", "full"],
+        "recommended_features": "none",
+    }
     assert json.loads(bundle.path("calibration.json").read_text())["pictures"] == 7
 
 

@@ -39,17 +39,22 @@ def _copy_cells(count: int, size: int) -> list[Box]:
     return [Box(0, 0, half, half), Box(half, 0, half, half), *lower]
 
 
-def place(cell: Box, side: int, scale: float, rng: np.random.Generator) -> Box:
-    """A square box of `scale` x the cell's shorter side for a sprite, near the cell's centre and wholly inside it.
+def place(cell: Box, side: int, scale: float, rng: np.random.Generator, step: int = 1) -> Box:
+    """A square box of at most `scale` x the cell's shorter side for a sprite, near the cell's centre and wholly in it.
 
     side: the picture's side; the shift is at most 3 % of it, so that positions stay learnable.
+    step: positions are multiples of it, in pixels, and sides of twice it, so that a centred box lies on the grid as
+    well. With the codec's downsampling factor a drawing makes few different tables of tokens, and a target learns it
+    from fewer pictures.
     """
-    square = max(4, round(min(cell.width, cell.height) * scale))
-    left = cell.left + _shifted(cell.width - square, side, rng)
-    top = cell.top + _shifted(cell.height - square, side, rng)
+    shorter = min(cell.width, cell.height)
+    square = min(max(2 * step, 2 * step * int(shorter * scale / (2 * step))), shorter)
+    left = cell.left + _shifted(cell.width - square, side, rng, step)
+    top = cell.top + _shifted(cell.height - square, side, rng, step)
     return Box(left, top, square, square)
 
 
-def _shifted(free: int, side: int, rng: np.random.Generator) -> int:
+def _shifted(free: int, side: int, rng: np.random.Generator, step: int) -> int:
     reach = min(free / 2, 0.03 * side)
-    return round(free / 2 + rng.uniform(-reach, reach))
+    shift = step * round((free / 2 + rng.uniform(-reach, reach)) / step)
+    return min(max(shift, 0), free)

@@ -89,7 +89,8 @@ class SceneComposer:
         low, high = self.settings.smallest, self.settings.largest
         # Copies of one thing have one size: "two copies" of different sizes would read as two things.
         scales = rng.uniform(low, high, len(sprites)) if len(sprites) > 1 else [rng.uniform(low, high)] * len(cells)
-        boxes = [place(cell, self.size, float(scale), rng) for cell, scale in zip(cells, scales, strict=True)]
+        step = self.settings.step
+        boxes = [place(cell, self.size, float(scale), rng, step) for cell, scale in zip(cells, scales, strict=True)]
         return [(_resized(self._pixels[row.index], box.width), box) for row, box in zip(rows, boxes, strict=True)]
 
     def _draw_background(

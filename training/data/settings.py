@@ -40,7 +40,10 @@ class ConceptSettings:
 
 @dataclass(frozen=True, slots=True)
 class SceneSettings:
-    """How scenes are composed: shares of kinds, backgrounds and word drop-out; sizes as fractions of a cell's side."""
+    """How scenes are composed: shares of kinds, backgrounds and word drop-out; sizes as fractions of a cell's side.
+
+    step: sizes and positions are multiples of so many pixels; see `layout.place`.
+    """
 
     single: float = 0.60
     pair: float = 0.25
@@ -53,6 +56,7 @@ class SceneSettings:
     smallest: float = 0.70
     largest: float = 0.92
     contrast: float = 70.0
+    step: int = 1
     colour_jitter: int = 6
 
     def __post_init__(self) -> None:
@@ -64,6 +68,8 @@ class SceneSettings:
             raise ValueError(
                 f"data.scenes: need 0.1 <= smallest <= largest <= 1, got {self.smallest} and {self.largest}"
             )
+        if not 1 <= self.step <= 32:
+            raise ValueError(f"data.scenes.step must lie in 1..32 pixels, got {self.step}")
         if not 0.0 <= self.contrast < 128.0:
             raise ValueError(f"data.scenes.contrast must lie in [0, 128), got {self.contrast}")
         if not 0 <= self.colour_jitter <= 10:
