@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -162,29 +164,50 @@ def _seconds(pictures: Sequence[Picture]) -> float:
 
 
 def concurrency(bundle: Bundle, repeat: int) -> None:
-    """Eight sessions at once against the same eight in a row."""
+    """Eight devices at once, a process each, against the same eight in a row."""
     print("eight sessions                     in a row s   at once s   at once / in a row")
-    with running_verifier(bundle.folder) as verifier:
-        clients = [DeviceClient(verifier.address, bundle=bundle.folder) for _ in PROMPTS]
-        for name in ("ar", "sd"):
+    with (
+        running_verifier(bundle.folder) as verifier,
+        _devices(len(PROMPTS), verifier.address, bundle.folder) as devices,
+    ):
+        for name in ("ar", "sd", "sjd"):
             setting = GenerateSettings(name, seed=1)
 
-            def draw(index: int, setting: GenerateSettings = setting) -> None:
-                clients[index].generate(PROMPTS[index], setting)
+            def in_a_row(setting: GenerateSettings = setting) -> None:
+                for device, prompt in zip(devices, PROMPTS, strict=True):
+                    device.submit(_draw, prompt, setting).result()
 
-            def in_a_row(draw: Callable[[int], None] = draw) -> None:
-                for index in range(len(PROMPTS)):
-                    draw(index)
+            def at_once(setting: GenerateSettings = setting) -> None:
+                drawing = [
+                    device.submit(_draw, prompt, setting) for device, prompt in zip(devices, PROMPTS, strict=True)
+                ]
+                for picture in drawing:
+                    picture.result()
 
-            def at_once(draw: Callable[[int], None] = draw) -> None:
-                with ThreadPoolExecutor(len(PROMPTS)) as pool:
-                    list(pool.map(draw, range(len(PROMPTS))))
-
-            in_a_row()
+            at_once()
             row, once = (statistics.median(_timed(f) for _ in range(repeat)) for f in (in_a_row, at_once))
             print(f"  {name:<32}{row:>13.2f}{once:>12.2f}{once / row:>21.2f}")
-        for client in clients:
-            client.close()
+
+
+@contextmanager
+def _devices(count: int, address: str, bundle: Path) -> Iterator[list[ProcessPoolExecutor]]:
+    """So many processes with a client each, as devices do not share an interpreter."""
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")  # gRPC and fork do not mix
+        yield [stack.enter_context(ProcessPoolExecutor(1, context, _connect, (address, bundle))) for _ in range(count)]
+
+
+_client: DeviceClient | None = None
+
+
+def _connect(address: str, bundle: Path) -> None:
+    global _client
+    _client = DeviceClient(address, bundle=bundle)
+
+
+def _draw(prompt: str, setting: GenerateSettings) -> None:
+    assert _client is not None
+    _client.generate(prompt, setting)
 
 
 def drafter_step(bundle: Bundle, repeat: int) -> None:

@@ -46,11 +46,13 @@ class BatchController:
         of them committed on average, the failed one included since it is corrected; 1 / share tokens come with each.
         """
         chance = min(self.acceptance, 0.999)
-        committed = (1.0 - chance**batch) / (1.0 - chance)
+        whole = chance**batch
+        committed = (1.0 - whole) / (1.0 - chance)
         drafting = batch * self.token_seconds
         waiting = self.round_seconds * self.share
-        # A pipelined device waits only where it would have had nothing to draft.
-        seconds = max(drafting, waiting) if self.overlapped else drafting + waiting
+        in_turn, at_once = drafting + waiting, max(drafting, waiting)
+        # What a pipelined device drafts meanwhile counts only if this batch stands whole.
+        seconds = whole * at_once + (1.0 - whole) * in_turn if self.overlapped else in_turn
         return committed / seconds
 
     def drafted(self, tokens: int, uncertain: int, seconds: float) -> None:
