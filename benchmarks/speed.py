@@ -30,12 +30,12 @@ from training.quantise import Precision
 PROMPTS = (
     "a 3d render of a red apple on a blue background",
     "a cartoon of a lion on a green background",
-    "a flat drawing of an umbrella on a yellow background",
-    "a flat drawing of a rocket on a black background",
+    "a 3d render of an umbrella on a yellow background",
+    "a cartoon of a rocket on a black background",
     "a cartoon of a snail on a pink background",
     "a 3d render of two copies of a bell on a white background",
     "a cartoon of a cactus to the left of a guitar on an orange background",
-    "a flat drawing of a tiger face on a teal and white gradient background",
+    "a 3d render of a tiger face on a teal and white gradient background",
 )
 
 

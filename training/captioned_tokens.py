@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
-__all__ = ["CaptionedTokens", "collate", "drop_captions", "first_items"]
+__all__ = ["CaptionedTokens", "collate", "corrupt_context", "drop_captions", "first_items"]
 
 CaptionedTokens = tuple[Tensor, Tensor, Tensor]
 """Caption features (batch, rows, width), caption lengths (batch,), tokens (batch, T)."""
@@ -21,6 +21,19 @@ def collate(items: list[tuple[Tensor, Tensor, int]]) -> CaptionedTokens:
 def drop_captions(lengths: Tensor, share: float) -> Tensor:
     """Lengths (batch,) with a random share set to 0: the unconditional branch of guidance."""
     return torch.where(torch.rand(lengths.shape, device=lengths.device) < share, 0, lengths)
+
+
+def corrupt_context(tokens: Tensor, share: float, vocabulary: int) -> Tensor:
+    """Tokens (batch, T) to feed, some replaced by random ones, in a random share of the pictures.
+
+    Of a touched picture a part between none and all is replaced, drawn anew for each. A decoder that always reads true
+    tokens learns to continue drawings rather than to draw what the caption says, and has never seen an error such as
+    its own samples hold.
+    """
+    touched = torch.rand(len(tokens), 1, device=tokens.device) < share
+    part = torch.rand(len(tokens), 1, device=tokens.device) * touched
+    replaced = torch.rand(tokens.shape, device=tokens.device) < part
+    return torch.where(replaced, torch.randint_like(tokens, vocabulary), tokens)
 
 
 def first_items(cache: Dataset[tuple[Tensor, Tensor, int]], count: int) -> CaptionedTokens:

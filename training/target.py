@@ -16,7 +16,7 @@ from cloud.models.loading import save_weights
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.sampling import SamplingSettings
 from training.batches import step_batches
-from training.captioned_tokens import CaptionedTokens, collate, drop_captions, first_items
+from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, drop_captions, first_items
 from training.checkpoint import load_trained
 from training.checks import above_zero
 from training.contact_sheet import save_contact_sheet
@@ -41,6 +41,7 @@ class TargetSettings:
         tokens: the token cache, with the folders train and val.
         codec: folder of the image codec that made the tokens, for previews.
         drop_captions: share of captions dropped, so that the model learns the unconditional branch.
+        corrupt_context: share of pictures that are fed with random tokens among the true ones.
         muon_rate, adam_rate, weight_decay: see `decoder_optimizers`.
         validation_minutes, validation_pictures: how often, on how many pictures the loss is measured.
         guidance, top_k: of the previews.
@@ -51,6 +52,7 @@ class TargetSettings:
     tokens: Path = Path("work/tokens")
     codec: Path = Path("work/image_codec/final")
     drop_captions: float = 0.1
+    corrupt_context: float = 0.0
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.0
@@ -62,6 +64,8 @@ class TargetSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop_captions < 1.0:
             raise ValueError(f"drop_captions must lie in [0, 1), got {self.drop_captions}")
+        if not 0.0 <= self.corrupt_context <= 1.0:
+            raise ValueError(f"corrupt_context must lie in [0, 1], got {self.corrupt_context}")
         above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
         for name in ("tokens", "codec"):
             object.__setattr__(self, name, Path(getattr(self, name)))
@@ -94,7 +98,8 @@ def run_target(settings: TargetSettings) -> bool:
 
     def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
         features, lengths, tokens = batch
-        rows = model(features, drop_captions(lengths, settings.drop_captions), tokens)
+        fed = corrupt_context(tokens, settings.corrupt_context, settings.model.vocabulary)
+        rows = model(features, drop_captions(lengths, settings.drop_captions), fed)
         return token_loss(rows.logits, tokens), {}
 
     def validate(step: int) -> None:
