@@ -232,7 +232,8 @@ class TrainingLoop:
             optimizer.step()
         if self.ema is not None:
             self.ema.update(self.plain, step)
-        return {"loss": loss.detach(), **figures, "grad_norm": norm, "rate": rate}
+        figures = {"loss": loss, **figures, "grad_norm": norm, "rate": rate}
+        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in figures.items()}
 
     def _log(self, step: int, figures: dict[str, float | Tensor], bar: tqdm[Any]) -> None:
         if not self.accelerator.is_main_process or (step % self.settings.log_every and step < self.settings.steps):
