@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,13 @@ from tests.end_to_end.relay import Relay, relaying
 from training.toy import write_toy_bundle
 
 StartVerifier = Callable[..., Verifier]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A suite that a shell starts in the background ignores SIGINT, and so would every program it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
