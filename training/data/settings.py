@@ -42,7 +42,7 @@ class ConceptSettings:
 class SceneSettings:
     """How scenes are composed: shares of kinds, backgrounds and word drop-out; sizes as fractions of a cell's side.
 
-    step: sizes and positions are multiples of so many pixels; see `layout.place`.
+    step: positions are multiples of so many pixels, sizes of twice as many; see `layout.place`.
     """
 
     single: float = 0.60
