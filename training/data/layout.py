@@ -43,9 +43,9 @@ def place(cell: Box, side: int, scale: float, rng: np.random.Generator, step: in
     """A square box of about `scale` x the cell's shorter side for a sprite, near the cell's centre and wholly in it.
 
     side: the picture's side; the shift is at most 3 % of it, so that positions stay learnable.
-    step: positions are multiples of it, in pixels, and sides of twice it (rounded down, but never to none), so that a centred box lies on the grid as
-    well. With the codec's downsampling factor a drawing makes few different tables of tokens, and a target learns it
-    from fewer pictures.
+    step: positions are multiples of it, in pixels, and sides of twice it (rounded down, but never to none), so that a
+    centred box lies on the grid as well. With the codec's downsampling factor a drawing makes few different tables of
+    tokens, and a target learns it from fewer pictures.
     """
     shorter = min(cell.width, cell.height)
     square = min(max(4, 2 * step, 2 * step * int(shorter * scale / (2 * step))), shorter)
