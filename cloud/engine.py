@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from cloud.kv_cache import KVCache, Sequence
 from cloud.models.prepared import fold_norms, pack_linears
-from cloud.models.transformer import Rows, Transformer, rotary_table
+from cloud.models.transformer import Rows, Transformer, caption_means, rotary_table
 
 __all__ = ["Caption", "Engine", "Feed"]
 
@@ -169,19 +169,27 @@ class Engine:
         parts = []
         if feed.caption is not None:
             prefix_rows = self.config.prefix_rows
-            parts.append(self._prefix(feed.caption, branches))
+            parts.append(self._prefix(feed.caption, feed.sequence))
         if len(feed.tokens):
             tokens = torch.tensor(feed.tokens, device=self.device)
             rows = self.model.embed(tokens, indices[prefix_rows:].to(self.device))
             if feed.added is not None:
                 rows = rows + feed.added.to(self.device, rows.dtype)
             parts.append(rows.expand(branches, -1, -1))
-        return torch.cat(parts, dim=1).flatten(0, 1).to(self._stream_dtype)
+        embedded = torch.cat(parts, dim=1).to(self._stream_dtype)
+        if feed.sequence.summary is not None:
+            embedded = embedded + feed.sequence.summary
+        return embedded.flatten(0, 1)
 
-    def _prefix(self, caption: Caption, branches: int) -> Tensor:
-        length = caption.features.shape[0]
+    def _prefix(self, caption: Caption, sequence: Sequence) -> Tensor:
+        """Embedded caption of each branch (branches, prefix_rows, dim); its summary is kept in the sequence."""
+        branches, length = sequence.branches, caption.features.shape[0]
         features = torch.zeros(branches, self.config.prefix_rows, self.config.caption_dim, dtype=self.dtype)
         features[0, :length] = caption.features
         # The unconditional branch is a caption of length 0.
-        lengths = torch.tensor([length, 0][:branches])
-        return self.model.prefix(features.to(self.device), lengths.to(self.device))
+        lengths = torch.tensor([length, 0][:branches]).to(self.device)
+        features = features.to(self.device)
+        if self.config.summary_dim:
+            summary = self.model.summary(caption_means(features, lengths))
+            sequence.summary = summary.to(self._stream_dtype).unsqueeze(1)
+        return self.model.prefix(features, lengths)

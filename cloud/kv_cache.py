@@ -22,11 +22,13 @@ class Sequence:
         branches: 2 when guided (conditional first, then unconditional), else 1.
         length: rows that hold keys and values. Rolling back is setting it: both branches roll back together, and what
             lies behind is overwritten before it is read.
+        summary: what the decoder adds to all of its rows (branches, 1, dim); None where the decoder has no summaries.
     """
 
     slot: int
     branches: int
     length: int = 0
+    summary: Tensor | None = None
 
     def truncate(self, length: int) -> None:
         """Rolls back to `length` rows.

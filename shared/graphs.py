@@ -106,7 +106,8 @@ class DrafterCache:
     """One generation's drafter: feeds rows, keeps keys and values, rolls back.
 
     The graph takes `caption` (1, p, width), `caption_length` (1,), `tokens` (1, n), `past_i` (1, past, width_i) for
-    each cached tensor and `detail_rows` (1,), and gives `centre` for the p + n rows, `radius`, `hidden` and `measures`
+    each cached tensor, `detail_rows` (1,) and, where the drafter has a caption summary, `caption_mean` (1, width): the
+    mean of the caption's rows, in every call. It gives `centre` for the p + n rows, `radius`, `hidden` and `measures`
     for the last `detail_rows` of them, and `present_i`, their new rows.
 
     Args:
@@ -133,6 +134,8 @@ class DrafterCache:
         self._past = [np.zeros((1, prefix_rows + size, shapes[name][2]), np.float32) for name in self._names]
         # Older graphs give radius and hidden states of all rows, and have no such input.
         self._counts_detail = "detail_rows" in shapes
+        self._wants_mean = "caption_mean" in shapes
+        self._mean = np.zeros((1, self._width), np.float32)
         present = [name.replace("past_", "present_") for name in self._names]
         self._outputs = ["centre", *(_DETAIL if detail else ()), *present]
         self._rows = 0
@@ -150,6 +153,7 @@ class DrafterCache:
         self._rows = 0
         caption = np.zeros((1, self._prefix_rows, self._width), np.float32)
         caption[0, : len(features)] = features
+        self._mean = features.mean(0, dtype=np.float32, keepdims=True)
         return self._run(caption, len(features), tokens)
 
     def feed(self, tokens: Sequence[int]) -> DraftRows:
@@ -183,6 +187,8 @@ class DrafterCache:
         count = caption.shape[1] + len(tokens) - first
         if self._counts_detail:
             feeds["detail_rows"] = np.array([count if self.detail else 0], np.int64)
+        if self._wants_mean:
+            feeds["caption_mean"] = self._mean
         outputs = self._graph.run(self._outputs, feeds)
         self._keep(outputs[-len(self._past) :], caption.shape[1] + len(tokens))
         none = np.zeros((count, 0), np.float32)

@@ -19,7 +19,8 @@ from shared.errors import BundleError
 from shared.intervals import log_odds
 from shared.sampling import guide
 from training.batches import step_batches
-from training.captioned_tokens import CaptionedTokens, collate, first_items
+from training.caption_summary import start_summary
+from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, first_items
 from training.checkpoint import load_trained
 from training.checks import above_zero
 from training.data.tokens import TokenCache
@@ -49,6 +50,7 @@ class DrafterSettings:
         target: safetensors of the trained target, its JSON beside it.
         tokens: token caches to learn on, each with the folder train; the first also has val.
         guidance: scale of the guided distribution that is imitated.
+        corrupt_context: share of pictures that are read with random tokens among the true ones, as for the target.
         radius_weight: weight of the containment loss.
         lowest, highest: quantiles that the interval's ends learn.
     """
@@ -59,6 +61,7 @@ class DrafterSettings:
     tokens: Path = Path("work/tokens")
     guidance: float = 3.0
     radius_weight: float = 0.1
+    corrupt_context: float = 0.0
     lowest: float = 0.05
     highest: float = 0.95
     muon_rate: float = 0.02
@@ -70,6 +73,8 @@ class DrafterSettings:
     def __post_init__(self) -> None:
         if not self.guidance >= 1.0:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
+        if not 0.0 <= self.corrupt_context <= 1.0:
+            raise ValueError(f"corrupt_context must lie in [0, 1], got {self.corrupt_context}")
         if not 0.0 < self.lowest < 0.5 < self.highest < 1.0:
             raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
         above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
@@ -138,14 +143,17 @@ def run_drafter(settings: DrafterSettings) -> bool:
     folder = settings.loop.folder
     torch.manual_seed(settings.loop.seed)
     model = Drafter(settings.model)
+    start_summary(model.transformer, TokenCache(settings.tokens / "train"))
     target = load_transformer(settings.target).eval().requires_grad_(False)
     validation = first_items(TokenCache(settings.tokens / "val"), settings.validation_pictures)
 
     def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
-        target.to(batch[0].device)
+        features, lengths, tokens = batch
+        target.to(tokens.device)
+        fed = corrupt_context(tokens, settings.corrupt_context, settings.model.transformer.vocabulary)
         with torch.no_grad():
-            truth = guided_log_probs(target, batch, settings.guidance)
-        loss, figures = distillation_loss(model(*batch), truth, settings)
+            truth = guided_log_probs(target, (features, lengths, fed), settings.guidance)
+        loss, figures = distillation_loss(model(features, lengths, fed), truth, settings)
         return loss, dict(figures)
 
     def validate(step: int) -> None:

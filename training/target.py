@@ -16,6 +16,7 @@ from cloud.models.loading import save_weights
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.sampling import SamplingSettings
 from training.batches import step_batches
+from training.caption_summary import start_summary
 from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, drop_captions, first_items
 from training.checkpoint import load_trained
 from training.checks import above_zero
@@ -94,6 +95,7 @@ def run_target(settings: TargetSettings) -> bool:
     folder = settings.loop.folder
     torch.manual_seed(settings.loop.seed)
     model = Transformer(settings.model)
+    start_summary(model, TokenCache(settings.tokens / "train"))
     validation = first_items(TokenCache(settings.tokens / "val"), settings.validation_pictures)
 
     def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
@@ -104,10 +106,10 @@ def run_target(settings: TargetSettings) -> bool:
 
     def validate(step: int) -> None:
         trained = _trained(loop, settings.model)
-        loss = validation_loss(trained, validation)
+        losses = validation_losses(trained, validation)
         with (folder / "validation.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "loss": loss}) + "\n")
-        print(f"step {step}: validation loss {loss:.4f}", flush=True)
+            file.write(json.dumps({"step": step, **losses}) + "\n")
+        print(f"step {step}: validation", ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()), flush=True)
         _preview(trained, validation, settings, folder / "samples.png")
 
     loop = TrainingLoop(
@@ -129,13 +131,36 @@ def run_target(settings: TargetSettings) -> bool:
     return True
 
 
+def validation_losses(model: Transformer, batch: CaptionedTokens) -> dict[str, float]:
+    """Losses in nats a token of what a picture is drawn from: caption and context, the context, the caption.
+
+    The one to watch is `loss_on_noise`, where every token fed is random: all that is left to go by is the caption, as
+    at the start of a picture. A low `loss` hides that a decoder cannot start one.
+    """
+    features, lengths, tokens = batch
+    noise = torch.randint(model.config.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(0))
+    return {
+        "loss": validation_loss(model, batch),
+        "loss_without_caption": validation_loss(model, (features, torch.zeros_like(lengths), tokens)),
+        "loss_on_noise": validation_loss(model, batch, fed=noise),
+    }
+
+
 @torch.no_grad()
-def validation_loss(model: Transformer, batch: CaptionedTokens, size: int = 16) -> float:
-    """Mean loss in nats a token over a batch, captions present."""
+def validation_loss(model: Transformer, batch: CaptionedTokens, size: int = 16, fed: Tensor | None = None) -> float:
+    """Mean loss in nats a token over a batch, read `size` pictures at a time.
+
+    Args:
+        model: the decoder.
+        batch: caption features, caption lengths (0 for no caption) and the tokens to predict.
+        size: pictures a pass.
+        fed: tokens (batch, T) to read in place of the true ones.
+    """
     device = next(model.parameters()).device
     losses = []
-    for features, lengths, tokens in zip(*(part.split(size) for part in batch), strict=True):
-        logits = model(features.to(device), lengths.to(device), tokens.to(device)).logits
+    parts = zip(*(part.split(size) for part in (*batch, batch[2] if fed is None else fed)), strict=True)
+    for features, lengths, tokens, read in parts:
+        logits = model(features.to(device), lengths.to(device), read.to(device)).logits
         losses.append(float(token_loss(logits, tokens.to(device))) * len(tokens))
     return sum(losses) / len(batch[2])
 

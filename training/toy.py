@@ -136,7 +136,16 @@ def _toy_captions(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
 def toy_target(vocabulary: int, rows: int, cols: int) -> Transformer:
     """A random target of about 10,000 parameters; draws its weights from torch's generator."""
     config = TransformerConfig(
-        vocabulary, rows, cols, dim=16, layers=2, heads=2, ffn_dim=32, prefix_rows=PREFIX_ROWS, caption_dim=CAPTION_DIM
+        vocabulary,
+        rows,
+        cols,
+        dim=16,
+        layers=2,
+        heads=2,
+        ffn_dim=32,
+        prefix_rows=PREFIX_ROWS,
+        caption_dim=CAPTION_DIM,
+        summary_dim=8,
     )
     target = Transformer(config)
     _scatter(target)

@@ -27,6 +27,7 @@ __all__ = [
     "Rows",
     "Transformer",
     "TransformerConfig",
+    "caption_means",
     "rotary_table",
     "rotate",
     "swiglu_width",
@@ -69,6 +70,7 @@ class TransformerConfig:
         position_embedding: `learned` adds a vector for the position that a row predicts.
         prefix_rows: conditioning rows before the first token.
         caption_dim: width of the caption features that fill the prefix.
+        summary_dim: hidden width of the caption's summary, a vector that is added to every row; 0 for no summary.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -94,11 +96,14 @@ class TransformerConfig:
     position_embedding: str = "learned"
     prefix_rows: int = 32
     caption_dim: int = 384
+    summary_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "rows", "cols", "dim", "layers", "heads", "prefix_rows", "caption_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: at least 1 is needed, not {getattr(self, name)}")
+        if self.summary_dim < 0:
+            raise ValueError(f"summary_dim: at least 0 is needed, not {self.summary_dim}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: one of {', '.join(choices)} is needed, not {getattr(self, name)!r}")
@@ -216,6 +221,12 @@ def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
 
 
+def caption_means(features: Tensor, lengths: Tensor) -> Tensor:
+    """Mean feature rows (batch, caption_dim) of captions (batch, rows, caption_dim); zeros where the length is 0."""
+    present = torch.arange(features.shape[-2], device=features.device) < lengths.unsqueeze(-1)
+    return features.where(present.unsqueeze(-1), 0.0).sum(-2) / lengths.clamp(min=1).unsqueeze(-1).to(features.dtype)
+
+
 def _is_decoding() -> bool:
     """Whether to take the paths of fewest operations: in the engine, but not where a compiler fuses them anyway."""
     return torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
@@ -296,6 +307,12 @@ class Transformer(nn.Module):
         self.caption_projection = nn.Sequential(
             nn.Linear(config.caption_dim, config.dim), nn.GELU(approximate="tanh"), nn.Linear(config.dim, config.dim)
         )
+        if config.summary_dim:
+            self.caption_summary = nn.Sequential(
+                nn.Linear(config.caption_dim, config.summary_dim),
+                nn.GELU(approximate="tanh"),
+                nn.Linear(config.summary_dim, config.dim),
+            )
         self.absent_rows = nn.Parameter(torch.zeros(config.prefix_rows, config.dim))
         if config.position_embedding == "learned":
             self.position_embedding = nn.Parameter(torch.zeros(config.rows * config.cols, config.dim))
@@ -328,6 +345,20 @@ class Transformer(nn.Module):
         rows = self.caption_projection(features)
         rows = torch.where(present.unsqueeze(-1), rows, self.absent_rows[: features.shape[-2]].to(rows.dtype))
         return self._with_position(rows, torch.arange(features.shape[-2], device=features.device))
+
+    def summary(self, means: Tensor) -> Tensor:
+        """The vectors that are added to all rows of sequences, prefix and tokens alike; needs `summary_dim` above 0.
+
+        Attention must find a caption before it can use it, and learns to late. What stands in a row itself, all layers
+        combine with the row's position from the first step on: drawings are learned several times faster.
+
+        Args:
+            means: `caption_means` of the captions (batch, caption_dim).
+
+        Returns:
+            (batch, dim).
+        """
+        return self.caption_summary(means)
 
     def embed(self, tokens: Tensor, indices: Tensor) -> Tensor:
         """Embeds tokens (...,) that stand at sequence rows `indices` (...,): (..., dim)."""
@@ -370,6 +401,8 @@ class Transformer(nn.Module):
         if added is not None:
             embedded = embedded + added[..., :-1, :]
         x = torch.cat([prefix, embedded.to(prefix.dtype)], dim=-2)
+        if self.config.summary_dim:
+            x = x + self.summary(caption_means(features, lengths)).unsqueeze(-2)
         return self.run(x, indices, CausalAttention(len(indices), tokens.device))[..., start - 1 :, :]
 
     def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor, added: Tensor | None = None) -> Rows:

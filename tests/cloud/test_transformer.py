@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no positions": {"position_embedding": "none"},
     "wide heads": {"head_dim": 8},
     "low base": {"rope_base": 10.0},
+    "caption summary": {"summary_dim": 5},
 }
 TOKENS = torch.tensor([[4, 0, 3, 6, 1, 2, 2, 5, 0, 6, 3, 1], [1, 1, 5, 0, 2, 6, 4, 3, 0, 0, 6, 2]])
 LENGTHS = torch.tensor([3, 0])
@@ -84,16 +85,23 @@ class Reference:
         for index in range(prefix_rows):
             row = w["absent_rows"][index]
             if index < length:
-                x = w["caption_projection.0.weight"] @ features[index] + w["caption_projection.0.bias"]
-                x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-                row = w["caption_projection.2.weight"] @ x + w["caption_projection.2.bias"]
+                row = self._two_layers(features[index], "caption_projection")
             rows.append(row)
         rows += [w["token_embedding.weight"][token] for token in tokens[:-1]]
         if self.config.position_embedding == "learned":
             predicting = range(prefix_rows - 1, len(rows))
             for position, index in enumerate(predicting):
                 rows[index] = rows[index] + w["position_embedding"][position]
-        return np.stack(rows)
+        embedded = np.stack(rows)
+        if self.config.summary_dim:
+            mean = features[:length].mean(0) if length else np.zeros(self.config.caption_dim)
+            embedded = embedded + self._two_layers(mean, "caption_summary")
+        return embedded
+
+    def _two_layers(self, x: Array, name: str) -> Array:
+        x = self.weights[f"{name}.0.weight"] @ x + self.weights[f"{name}.0.bias"]
+        x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return np.asarray(self.weights[f"{name}.2.weight"] @ x + self.weights[f"{name}.2.bias"])
 
     def _block(self, rows: Array, name: str) -> Array:
         pre = self.config.norm_place == "pre"
@@ -178,7 +186,11 @@ def test_a_token_changes_every_later_row_and_none_up_to_its_own(variant: Transfo
         assert ((after - before).abs().amax(-1)[:, position + 1 :] > 1e-4).all()
 
 
-def test_a_caption_changes_every_row_but_only_up_to_its_length(model: Transformer, padded: Tensor) -> None:
+@pytest.mark.parametrize("summary_dim", [0, 5])
+def test_a_caption_changes_every_row_but_only_up_to_its_length(
+    make_model: MakeModel, padded: Tensor, summary_dim: int
+) -> None:
+    model = make_model(summary_dim=summary_dim)
     before = model(padded, LENGTHS, TOKENS).logits
     inside, outside = padded.clone(), padded.clone()
     inside[0, 2] += 1.0

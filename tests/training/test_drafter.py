@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from training.data.tokens import TokenCache
 from training.drafter import DrafterSettings, distillation_loss, guided_log_probs, load_drafter, run_drafter
 from training.loop import LoopSettings
 
-STEPS = 60
+STEPS = 150
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(made: Path, folder: Path, **changes: object) -> DrafterSettings:
     loop = LoopSettings(folder, STEPS, batch_size=8, precision="fp32", warmup_steps=0, log_every=1, threads=1)
     values = {"target": made / "target.safetensors", "tokens": made / "tokens", "validation_pictures": 4}
-    return DrafterSettings(DrafterConfig(CONFIG), loop, **{**values, **changes})  # type: ignore[arg-type]
+    return DrafterSettings(DrafterConfig(replace(CONFIG, summary_dim=8)), loop, **{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,20 @@ def test_a_trained_drafter_is_near_the_guided_target(made: Path, finished: Path)
     assert 0.0 < quality["coverage"] <= 1.0
 
 
+def test_a_drafter_can_learn_to_read_what_is_no_drawing(made: Path, finished: Path, tmp_path: Path) -> None:
+    assert run_drafter(settings(made, tmp_path, corrupt_context=1.0))
+    target = load_transformer(made / "target.safetensors")
+    features, lengths, tokens = first_items(TokenCache(made / "tokens" / "train"), 20)
+    noise = torch.randint(CONFIG.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        truth = guided_log_probs(target, (features, lengths, noise), 3.0).exp()
+        seen, unseen = (
+            load_drafter(folder / "final" / "drafter.safetensors")(features, lengths, noise).centre.softmax(-1)
+            for folder in (tmp_path, finished)
+        )
+    assert (truth - seen).abs().sum(-1).mean() < 0.95 * (truth - unseen).abs().sum(-1).mean()
+
+
 def test_a_training_stopped_midway_ends_in_the_same_bits(
     made: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +112,12 @@ def test_a_training_stopped_midway_ends_in_the_same_bits(
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"guidance": 0.5}, "guidance"), ({"lowest": 0.6}, "lowest"), ({"adam_rate": 0.0}, "adam_rate")],
+    [
+        ({"guidance": 0.5}, "guidance"),
+        ({"corrupt_context": -0.1}, "corrupt_context"),
+        ({"lowest": 0.6}, "lowest"),
+        ({"adam_rate": 0.0}, "adam_rate"),
+    ],
 )
 def test_settings_that_cannot_be_name_their_field(
     made: Path, tmp_path: Path, changes: dict[str, float], named: str

@@ -67,6 +67,7 @@ DRAFTERS = {
     "1d half": DrafterConfig(replace(BASE, rope_kind="1d", rope_layout="half", position_embedding="none")),
     "llamagen prefix": DrafterConfig(replace(BASE, rope_prefix="zero"), radius_mode="lowrank", radius_rank=3),
     "chameleon": DrafterConfig(replace(BASE, norm_place="post", qk_norm="layernorm_per_head", qkv_bias=True)),
+    "caption summary": DrafterConfig(replace(BASE, summary_dim=8)),
 }
 CAPTION_LENGTH = 3
 
@@ -149,6 +150,8 @@ def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_compute
     }
     feeds = {"caption": np.zeros((1, 0, config.caption_dim), np.float32), "caption_length": np.array([0])}
     feeds |= {"tokens": np.array([tokens[:4]]), "detail_rows": np.array([0])}
+    if config.summary_dim:
+        feeds["caption_mean"] = np.zeros((1, config.caption_dim), np.float32)
     shapes = [rows.shape[1] for rows in graph.run(["centre", "radius", "hidden", "measures"], feeds | past)]
     assert shapes == [4, 0, 0, 0]
 

@@ -81,7 +81,13 @@ class DrafterStep(nn.Module):
         self.drafter = drafter
 
     def forward(
-        self, caption: Tensor, caption_length: Tensor, tokens: Tensor, past: list[Tensor], detail_rows: Tensor
+        self,
+        caption: Tensor,
+        caption_length: Tensor,
+        tokens: Tensor,
+        past: list[Tensor],
+        detail_rows: Tensor,
+        caption_mean: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Rows of p caption rows and n tokens that follow the past rows.
 
@@ -92,6 +98,8 @@ class DrafterStep(nn.Module):
             past: keys and values of the layers in turn, each (1, past, kv_heads*head_dim).
             detail_rows: d (1,), for how many of the last rows radius, hidden states and measures are wanted: a runtime
                 computes a whole graph, whichever outputs it is asked for.
+            caption_mean: mean feature row of the picture's caption (1, caption_dim), in every call: an input of
+                drafters with a caption summary only.
 
         Returns:
             centre (1, p+n, V), radius (1, d, V or 1), hidden (1, d, dim), measures (1, d, 3), and the new rows of the
@@ -103,6 +111,8 @@ class DrafterStep(nn.Module):
         indices = cache[0].shape[0] + torch.arange(new_rows)
         prefix = model.prefix(caption.squeeze(0), caption_length.squeeze(0))
         x = torch.cat([prefix, model.embed(tokens.squeeze(0), indices[prefix_rows:])])
+        if caption_mean is not None:
+            x = x + model.summary(caption_mean)
         attention = CachedAttention(cache, new_rows)
         rows = self._inter_head(model.run(x, indices, attention), detail_rows)
         return tuple(value.unsqueeze(0) for value in (*rows, *attention.present))
@@ -127,6 +137,8 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
     inputs = {"caption": {1: "caption_rows"}, "caption_length": {}, "tokens": {1: "token_rows"}}
     inputs |= {f"past_{index}": {1: "past_rows"} for index in range(2 * config.layers)}
     inputs["detail_rows"] = {}
+    if config.summary_dim:
+        inputs["caption_mean"] = {}
     outputs = {"centre": {1: "rows"}} | {name: {1: "detailed"} for name in ("radius", "hidden", "measures")}
     outputs |= {f"present_{index}": {1: "rows"} for index in range(2 * config.layers)}
     step = DrafterStep(drafter.float().cpu().eval())
@@ -139,10 +151,13 @@ def _dummy(config: TransformerConfig) -> DummyInputs:
     width = config.kv_heads * config.head_dim
     tokens = min(_DUMMY_TOKENS, config.rows * config.cols - 1)
     past = min(_DUMMY_PAST, config.rows * config.cols - tokens)
-    return {
+    inputs: DummyInputs = {
         "caption": torch.randn(1, config.prefix_rows, config.caption_dim, generator=generator),
         "caption_length": torch.tensor([max(1, config.prefix_rows - 1)]),
         "tokens": torch.randint(config.vocabulary, (1, tokens), generator=generator),
         "past": [torch.randn(1, past, width, generator=generator) for _ in range(2 * config.layers)],
         "detail_rows": torch.tensor([tokens]),
     }
+    if config.summary_dim:
+        inputs["caption_mean"] = torch.randn(1, config.caption_dim, generator=generator)
+    return inputs
