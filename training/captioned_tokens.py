@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
-__all__ = ["CaptionedTokens", "collate", "corrupt_context", "drop_captions", "first_items"]
+from cloud.models.transformer import UNREAD
+
+__all__ = ["CaptionedTokens", "collate", "corrupt_context", "drop_captions", "drop_context", "first_items"]
 
 CaptionedTokens = tuple[Tensor, Tensor, Tensor]
 """Caption features (batch, rows, width), caption lengths (batch,), tokens (batch, T)."""
@@ -27,13 +29,22 @@ def corrupt_context(tokens: Tensor, share: float, vocabulary: int) -> Tensor:
     """Tokens (batch, T) to feed, some replaced by random ones, in a random share of the pictures.
 
     Of a touched picture a part between none and all is replaced, drawn anew for each. A decoder that always reads true
-    tokens learns to continue drawings rather than to draw what the caption says, and has never seen an error such as
-    its own samples hold.
+    tokens has never seen an error such as its own samples hold.
     """
     touched = torch.rand(len(tokens), 1, device=tokens.device) < share
     part = torch.rand(len(tokens), 1, device=tokens.device) * touched
     replaced = torch.rand(tokens.shape, device=tokens.device) < part
     return torch.where(replaced, torch.randint_like(tokens, vocabulary), tokens)
+
+
+def drop_context(tokens: Tensor, share: float) -> Tensor:
+    """Tokens (batch, T) to feed, with all of a random share of the pictures `UNREAD`: the caption has to be enough.
+
+    True tokens tell a decoder which of the drawings it has seen it is in, so that it learns to continue that drawing
+    long before it learns what a caption asks for.
+    """
+    dropped = torch.rand(len(tokens), 1, device=tokens.device) < share
+    return torch.where(dropped, UNREAD, tokens)
 
 
 def first_items(cache: Dataset[tuple[Tensor, Tensor, int]], count: int) -> CaptionedTokens:

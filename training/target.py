@@ -13,11 +13,18 @@ from torch.nn import functional
 from cloud.engine import Engine
 from cloud.models.image_codec import ImageCodec
 from cloud.models.loading import save_weights
-from cloud.models.transformer import Transformer, TransformerConfig
+from cloud.models.transformer import UNREAD, Transformer, TransformerConfig
 from shared.sampling import SamplingSettings
 from training.batches import step_batches
 from training.caption_summary import start_summary
-from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, drop_captions, first_items
+from training.captioned_tokens import (
+    CaptionedTokens,
+    collate,
+    corrupt_context,
+    drop_captions,
+    drop_context,
+    first_items,
+)
 from training.checkpoint import load_trained
 from training.checks import above_zero
 from training.contact_sheet import save_contact_sheet
@@ -43,6 +50,7 @@ class TargetSettings:
         codec: folder of the image codec that made the tokens, for previews.
         drop_captions: share of captions dropped, so that the model learns the unconditional branch.
         corrupt_context: share of pictures that are fed with random tokens among the true ones.
+        drop_context: share of pictures that are to be drawn from the caption alone, without reading a token.
         muon_rate, adam_rate, weight_decay: see `decoder_optimizers`.
         validation_minutes, validation_pictures: how often, on how many pictures the loss is measured.
         guidance, top_k: of the previews.
@@ -54,6 +62,7 @@ class TargetSettings:
     codec: Path = Path("work/image_codec/final")
     drop_captions: float = 0.1
     corrupt_context: float = 0.0
+    drop_context: float = 0.0
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.0
@@ -65,8 +74,9 @@ class TargetSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop_captions < 1.0:
             raise ValueError(f"drop_captions must lie in [0, 1), got {self.drop_captions}")
-        if not 0.0 <= self.corrupt_context <= 1.0:
-            raise ValueError(f"corrupt_context must lie in [0, 1], got {self.corrupt_context}")
+        for name in ("corrupt_context", "drop_context"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
         for name in ("tokens", "codec"):
             object.__setattr__(self, name, Path(getattr(self, name)))
@@ -101,6 +111,7 @@ def run_target(settings: TargetSettings) -> bool:
     def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
         features, lengths, tokens = batch
         fed = corrupt_context(tokens, settings.corrupt_context, settings.model.vocabulary)
+        fed = drop_context(fed, settings.drop_context)
         rows = model(features, drop_captions(lengths, settings.drop_captions), fed)
         return token_loss(rows.logits, tokens), {}
 
@@ -134,15 +145,13 @@ def run_target(settings: TargetSettings) -> bool:
 def validation_losses(model: Transformer, batch: CaptionedTokens) -> dict[str, float]:
     """Losses in nats a token of what a picture is drawn from: caption and context, the context, the caption.
 
-    The one to watch is `loss_on_noise`, where every token fed is random: all that is left to go by is the caption, as
-    at the start of a picture. A low `loss` hides that a decoder cannot start one.
+    The one to watch is `loss_without_context`: a low `loss` hides that a decoder cannot start what a caption asks for.
     """
     features, lengths, tokens = batch
-    noise = torch.randint(model.config.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(0))
     return {
         "loss": validation_loss(model, batch),
         "loss_without_caption": validation_loss(model, (features, torch.zeros_like(lengths), tokens)),
-        "loss_on_noise": validation_loss(model, batch, fed=noise),
+        "loss_without_context": validation_loss(model, batch, fed=torch.full_like(tokens, UNREAD)),
     }
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from shared.grid import Grid
 
 __all__ = [
+    "UNREAD",
     "Attention",
     "Block",
     "CausalAttention",
@@ -32,6 +33,9 @@ __all__ = [
     "rotate",
     "swiglu_width",
 ]
+
+UNREAD = -1
+"""Stands for a token that a decoder in training must do without, see `Transformer.teacher_forced`."""
 
 _CHOICES = {
     "rope_kind": ("1d", "2d"),
@@ -391,13 +395,16 @@ class Transformer(nn.Module):
 
         Args:
             features, lengths: captions, see `prefix`.
-            tokens: visual tokens (batch, T) with T at most rows*cols; all but the last are fed.
+            tokens: visual tokens (batch, T) with T at most rows*cols; all but the last are fed. `UNREAD` feeds a row
+                that knows its position, but not its token.
             added: vectors (batch, T, dim) to add to the tokens' embeddings; that of token t is seen from t+1 on.
         """
         prefix = self.prefix(features, lengths)
         start = prefix.shape[-2]
         indices = torch.arange(start + tokens.shape[-1] - 1, device=tokens.device)
-        embedded = self.embed(tokens[..., :-1], indices[start:])
+        read = tokens[..., :-1]
+        known = self.token_embedding(read.clamp(min=0)) * (read != UNREAD).unsqueeze(-1)
+        embedded = self._with_position(known, indices[start:])
         if added is not None:
             embedded = embedded + added[..., :-1, :]
         x = torch.cat([prefix, embedded.to(prefix.dtype)], dim=-2)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cloud.engine import Caption, Engine, Feed
 from cloud.models.transformer import (
+    UNREAD,
     CausalAttention,
     Transformer,
     TransformerConfig,
@@ -251,6 +252,18 @@ def test_teacher_forcing_of_a_part_of_a_picture_gives_the_first_rows_of_the_whol
     for count in (1, 5, 12):
         part = model.teacher_forced(padded, LENGTHS, TOKENS[:, :count])
         torch.testing.assert_close(part, whole[:, :count], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_an_unread_token_feeds_its_position_alone(make_model: MakeModel, padded: Tensor) -> None:
+    model, unread, expected = make_model(), TOKENS.clone(), TOKENS.clone()
+    unread[:, [2, 5]] = UNREAD
+    expected[:, [2, 5]] = 0
+    vector = model.token_embedding.weight[0].clone()
+    model.token_embedding.weight[0] = 0.0  # a token whose vector is nothing
+    blind = model.teacher_forced(padded, LENGTHS, expected)
+    assert torch.equal(model.teacher_forced(padded, LENGTHS, unread), blind)
+    model.token_embedding.weight[0] = vector
+    assert not torch.allclose(model.teacher_forced(padded, LENGTHS, TOKENS), blind)
 
 
 def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.captioned_tokens import corrupt_context, drop_captions
+from cloud.models.transformer import UNREAD
+from training.captioned_tokens import corrupt_context, drop_captions, drop_context
 
 VOCABULARY = 50
 
@@ -38,3 +39,12 @@ def test_captions_are_dropped_in_the_share_asked_for() -> None:
     dropped = drop_captions(lengths, 0.1)
     assert set(dropped.tolist()) == {0, 7}
     assert float((dropped == 0).float().mean()) == pytest.approx(0.1, abs=0.03)
+
+
+def test_contexts_are_dropped_whole_in_the_share_asked_for() -> None:
+    true = tokens()
+    fed = drop_context(true, 0.4)
+    gone = (fed == UNREAD).all(1)
+    assert float(gone.float().mean()) == pytest.approx(0.4, abs=0.08)
+    assert torch.equal(fed[~gone], true[~gone])
+    assert torch.equal(drop_context(true, 0.0), true)

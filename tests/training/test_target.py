@@ -46,7 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(made: Path, folder: Path, **changes: object) -> TargetSettings:
     loop = LoopSettings(folder, STEPS, batch_size=8, precision="fp32", warmup_steps=0, log_every=1, threads=1)
-    values = {"tokens": made / "tokens", "codec": made / "codec", "validation_pictures": 8, "corrupt_context": 0.5}
+    values = {"tokens": made / "tokens", "codec": made / "codec", "validation_pictures": 8}
+    values |= {"drop_context": 0.5, "corrupt_context": 0.3}
     return TargetSettings(replace(CONFIG, summary_dim=8), loop, **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -67,7 +68,7 @@ def test_a_trained_target_draws_what_the_caption_says(made: Path, finished: Path
     written = json.loads((finished / "validation.jsonl").read_text().splitlines()[-1])
     assert written == {"step": STEPS, **validation_losses(model, (features, lengths, tokens))}
     assert written["loss"] == pytest.approx(right)
-    assert written["loss_on_noise"] < 0.6 * math.log(CONFIG.vocabulary)  # the caption alone is enough
+    assert written["loss_without_context"] < 0.6 * math.log(CONFIG.vocabulary)  # the caption alone is enough
     assert written["loss_without_caption"] > 2 * right  # two pictures: nothing but the caption tells which
     assert (finished / "samples.png").is_file()
 
@@ -94,7 +95,13 @@ def test_a_training_stopped_midway_ends_in_the_same_bits(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"drop_captions": 1.0}, {"corrupt_context": 1.5}, {"muon_rate": 0.0}, {"validation_pictures": 0}],
+    [
+        {"drop_captions": 1.0},
+        {"corrupt_context": 1.5},
+        {"drop_context": -0.5},
+        {"muon_rate": 0.0},
+        {"validation_pictures": 0},
+    ],
 )
 def test_settings_that_cannot_be_name_their_field(made: Path, tmp_path: Path, changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
