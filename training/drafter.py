@@ -20,9 +20,9 @@ from shared.intervals import log_odds
 from shared.sampling import guide
 from training.batches import step_batches
 from training.caption_summary import start_summary
-from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, first_items
+from training.captioned_tokens import CaptionedTokens, collate, corrupt_context, drop_context, first_items
 from training.checkpoint import load_trained
-from training.checks import above_zero
+from training.checks import a_share, above_zero
 from training.data.tokens import TokenCache
 from training.interval_losses import containment_loss
 from training.loop import Hook, LoopSettings, TrainingLoop
@@ -50,7 +50,8 @@ class DrafterSettings:
         target: safetensors of the trained target, its JSON beside it.
         tokens: token caches to learn on, each with the folder train; the first also has val.
         guidance: scale of the guided distribution that is imitated.
-        corrupt_context: share of pictures that are read with random tokens among the true ones, as for the target.
+        corrupt_context, drop_context: shares of pictures that both read with random tokens among the true ones, or
+            without any token; see `TargetSettings`.
         radius_weight: weight of the containment loss.
         lowest, highest: quantiles that the interval's ends learn.
     """
@@ -62,6 +63,7 @@ class DrafterSettings:
     guidance: float = 3.0
     radius_weight: float = 0.1
     corrupt_context: float = 0.0
+    drop_context: float = 0.0
     lowest: float = 0.05
     highest: float = 0.95
     muon_rate: float = 0.02
@@ -73,8 +75,7 @@ class DrafterSettings:
     def __post_init__(self) -> None:
         if not self.guidance >= 1.0:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
-        if not 0.0 <= self.corrupt_context <= 1.0:
-            raise ValueError(f"corrupt_context must lie in [0, 1], got {self.corrupt_context}")
+        a_share(self, "corrupt_context", "drop_context")
         if not 0.0 < self.lowest < 0.5 < self.highest < 1.0:
             raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
         above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
@@ -151,6 +152,7 @@ def run_drafter(settings: DrafterSettings) -> bool:
         features, lengths, tokens = batch
         target.to(tokens.device)
         fed = corrupt_context(tokens, settings.corrupt_context, settings.model.transformer.vocabulary)
+        fed = drop_context(fed, settings.drop_context)
         with torch.no_grad():
             truth = guided_log_probs(target, (features, lengths, fed), settings.guidance)
         loss, figures = distillation_loss(model(features, lengths, fed), truth, settings)

@@ -26,7 +26,7 @@ from cloud.models.loading import load_transformer
 from cloud.models.transformer import Transformer
 from shared.bundle import file_digest
 from shared.sampling import SamplingSettings
-from training.checks import at_least_one, not_negative
+from training.checks import a_share, at_least_one, not_negative
 from training.data.shards import Shard, claim_folder, load_shard, save_shard, shard_path
 from training.data.tokens import TokenCache
 from training.drafter import load_drafter
@@ -73,8 +73,7 @@ class DrawingSettings:
     def __post_init__(self) -> None:
         at_least_one(self, "train", "val", "at_once", "shard_size")
         not_negative(self, "seed", "threads")
-        if not 0.0 <= self.prefix_share <= 1.0:
-            raise ValueError(f"prefix_share must lie in [0, 1], got {self.prefix_share}")
+        a_share(self, "prefix_share")
         for name in ("target", "drafter", "tokens", "folder"):
             object.__setattr__(self, name, Path(getattr(self, name)))
 

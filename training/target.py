@@ -26,7 +26,7 @@ from training.captioned_tokens import (
     first_items,
 )
 from training.checkpoint import load_trained
-from training.checks import above_zero
+from training.checks import a_share, above_zero
 from training.contact_sheet import save_contact_sheet
 from training.data.tokens import TokenCache
 from training.loop import Hook, LoopSettings, TrainingLoop
@@ -74,9 +74,7 @@ class TargetSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.drop_captions < 1.0:
             raise ValueError(f"drop_captions must lie in [0, 1), got {self.drop_captions}")
-        for name in ("corrupt_context", "drop_context"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        a_share(self, "corrupt_context", "drop_context")
         above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
         for name in ("tokens", "codec"):
             object.__setattr__(self, name, Path(getattr(self, name)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cloud.models.drafter import DrafterConfig, DrafterRows
 from cloud.models.loading import load_transformer
+from cloud.models.transformer import UNREAD
 from shared.errors import BundleError
 from tests.training.interval_toys import CONFIG, save_cache, save_models
 from training import drafter
@@ -75,15 +76,20 @@ def test_a_trained_drafter_is_near_the_guided_target(made: Path, finished: Path)
     assert 0.0 < quality["coverage"] <= 1.0
 
 
-def test_a_drafter_can_learn_to_read_what_is_no_drawing(made: Path, finished: Path, tmp_path: Path) -> None:
-    assert run_drafter(settings(made, tmp_path, corrupt_context=1.0))
+@pytest.mark.parametrize("share", ["corrupt_context", "drop_context"])
+def test_a_drafter_can_learn_from_contexts_that_are_no_drawing(
+    made: Path, finished: Path, tmp_path: Path, share: str
+) -> None:
+    assert run_drafter(settings(made, tmp_path, **{share: 1.0}))
     target = load_transformer(made / "target.safetensors")
     features, lengths, tokens = first_items(TokenCache(made / "tokens" / "train"), 20)
-    noise = torch.randint(CONFIG.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(0))
+    fed = torch.full_like(tokens, UNREAD)
+    if share == "corrupt_context":
+        fed = torch.randint(CONFIG.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        truth = guided_log_probs(target, (features, lengths, noise), 3.0).exp()
+        truth = guided_log_probs(target, (features, lengths, fed), 3.0).exp()
         seen, unseen = (
-            load_drafter(folder / "final" / "drafter.safetensors")(features, lengths, noise).centre.softmax(-1)
+            load_drafter(folder / "final" / "drafter.safetensors")(features, lengths, fed).centre.softmax(-1)
             for folder in (tmp_path, finished)
         )
     assert (truth - seen).abs().sum(-1).mean() < 0.95 * (truth - unseen).abs().sum(-1).mean()
