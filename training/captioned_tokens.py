@@ -40,8 +40,8 @@ def corrupt_context(tokens: Tensor, share: float, vocabulary: int) -> Tensor:
 def drop_context(tokens: Tensor, share: float) -> Tensor:
     """Tokens (batch, T) to feed, with all of a random share of the pictures `UNREAD`: the caption has to be enough.
 
-    True tokens tell a decoder which of the drawings it has seen it is in, so that it learns to continue that drawing
-    long before it learns what a caption asks for.
+    True tokens tell a decoder which drawing it is in, so that it learns to continue drawings long before it learns
+    which one a caption asks for.
     """
     dropped = torch.rand(len(tokens), 1, device=tokens.device) < share
     return torch.where(dropped, UNREAD, tokens)

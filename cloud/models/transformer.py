@@ -354,7 +354,7 @@ class Transformer(nn.Module):
         """The vectors that are added to all rows of sequences, prefix and tokens alike; needs `summary_dim` above 0.
 
         Attention must find a caption before it can use it, and learns to late. What stands in a row itself, all layers
-        combine with the row's position from the first step on: drawings are learned several times faster.
+        combine with the row's position from the first step on.
 
         Args:
             means: `caption_means` of the captions (batch, caption_dim).

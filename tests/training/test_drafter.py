@@ -121,6 +121,7 @@ def test_a_training_stopped_midway_ends_in_the_same_bits(
     [
         ({"guidance": 0.5}, "guidance"),
         ({"corrupt_context": -0.1}, "corrupt_context"),
+        ({"drop_context": 2.0}, "drop_context"),
         ({"lowest": 0.6}, "lowest"),
         ({"adam_rate": 0.0}, "adam_rate"),
     ],
