@@ -3,8 +3,9 @@
 The codebook follows LlamaGen (arXiv 2406.06525, section 3.1): low-dimensional codes on the unit sphere, found by
 cosine. It is kept by exponential moving averages with dead-code revival (VQ-VAE-2; Jukebox): buffers, not parameters.
 
-Every normalisation is per pixel and the encoder looks about two tokens far: a flat background gets the same code
-wherever it lies and whatever else is in the picture, which keeps the tokens easy to predict.
+Every normalisation is per pixel, and the encoder looks about two tokens far, or, with `encoder_reach` 0, not beyond
+the token's own pixels: a flat background then gets the same code wherever it lies and whatever is drawn beside it, and
+a drawing's inside the same codes on every background, which makes the tokens far easier to predict.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ PATCH = 4  # the convolutions start on a map of 4 x 4 pixel patches: full resolu
 class ImageCodecConfig:
     """Shape of an image codec. `size` is the picture the codec is made for; any multiple of `factor` works.
 
+    `encoder_reach` is how far a block of the encoder sees around itself: 0 for tokens that depend on their own pixels
+    alone.
+
     Raises ValueError naming the field that cannot be.
     """
 
@@ -39,6 +43,7 @@ class ImageCodecConfig:
     decoder_width: int = 256
     encoder_blocks: int = 2
     decoder_blocks: int = 3
+    encoder_reach: int = 1
     usage_decay: float = 0.99
     dead_below: float = 0.03
 
@@ -53,6 +58,8 @@ class ImageCodecConfig:
         for name in ("encoder_width", "decoder_width"):
             if getattr(self, name) < 16 or getattr(self, name) % 8:
                 raise ValueError(f"{name} must be a multiple of 8 of at least 16, got {getattr(self, name)}")
+        if self.encoder_reach not in (0, 1):
+            raise ValueError(f"encoder_reach must be 0 or 1, got {self.encoder_reach}")
         if not 0.0 < self.usage_decay < 1.0:
             raise ValueError(f"usage_decay must lie between 0 and 1, got {self.usage_decay}")
         if self.dead_below < 0.0:
@@ -89,13 +96,13 @@ class RepeatEdge(nn.Module):
 
 
 class LocalBlock(nn.Module):
-    """Pre-norm residual block that sees one pixel around itself."""
+    """Pre-norm residual block that sees `reach` pixels around itself, 0 or 1."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, reach: int) -> None:
         super().__init__()
         self.norm = ChannelNorm(channels)
-        self.pad = RepeatEdge()
-        self.first = nn.Conv2d(channels, channels, 3)
+        self.pad = RepeatEdge() if reach else nn.Identity()
+        self.first = nn.Conv2d(channels, channels, 1 + 2 * reach)
         self.second = nn.Conv2d(channels, channels, 1)
         _start_at_zero(self.second)
 
@@ -127,11 +134,11 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ImageCodecConfig) -> None:
         super().__init__()
-        width = config.encoder_width
+        width, reach = config.encoder_width, config.encoder_reach
         layers: list[nn.Module] = [nn.Conv2d(3, width, PATCH, stride=PATCH)]
-        layers += [LocalBlock(width) for _ in range(config.encoder_blocks)]
+        layers += [LocalBlock(width, reach) for _ in range(config.encoder_blocks)]
         for _ in range(int(math.log2(config.factor // PATCH))):
-            layers += [nn.Conv2d(width, 2 * width, 2, stride=2), LocalBlock(2 * width)]
+            layers += [nn.Conv2d(width, 2 * width, 2, stride=2), LocalBlock(2 * width, reach)]
             width *= 2
         layers += [ChannelNorm(width), nn.Conv2d(width, config.code_dim, 1)]
         self.layers = nn.Sequential(*layers)

@@ -64,6 +64,20 @@ def test_a_token_does_not_see_what_lies_far_away(codec: ImageCodec) -> None:
     assert not torch.allclose(before[:, :, 6:, 6:], after[:, :, 6:, 6:], atol=1e-3)
 
 
+def test_without_reach_a_token_is_its_own_pixels_alone() -> None:
+    torch.manual_seed(0)
+    codec = ImageCodec(replace(TINY, encoder_reach=0)).eval()
+    for parameter in codec.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    images, changed = pictures(1), pictures(1)
+    changed[:, :, 8:16, 8:16] = -changed[:, :, 8:16, 8:16]
+    before, after = codec.encoder(images), codec.encoder(changed)
+    same = torch.ones(4, 4, dtype=torch.bool)
+    same[1, 1] = False
+    assert torch.equal(before[..., same], after[..., same])
+    assert not torch.allclose(before[..., 1, 1], after[..., 1, 1], atol=1e-3)
+
+
 def test_smooth_tokens_repeat_neighbours_more_and_lose_no_more_than_the_slack(codec: ImageCodec) -> None:
     images = pictures(4, 64, 64)
     plain, smooth = codec.encode(images), codec.encode_smooth(images, 0.1)
@@ -258,6 +272,7 @@ def test_the_exported_decoder_gives_the_same_picture_at_any_batch_and_size(codec
         ("usage_decay", 1.0),
         ("dead_below", -1.0),
         ("encoder_blocks", 0),
+        ("encoder_reach", 2),
     ],
 )
 def test_a_bad_config_names_the_field(field: str, value: float) -> None:
