@@ -5,7 +5,7 @@ cosine. It is kept by exponential moving averages with dead-code revival (VQ-VAE
 
 Every normalisation is per pixel, and the encoder looks about two tokens far, or, with `encoder_reach` 0, not beyond
 the token's own pixels: a flat background then gets the same code wherever it lies and whatever is drawn beside it, and
-a drawing's inside the same codes on every background, which makes the tokens far easier to predict.
+a drawing's inside the same codes on every background, which makes the tokens easier to predict.
 """
 
 from __future__ import annotations
