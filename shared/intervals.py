@@ -54,7 +54,8 @@ def interval_measures(log_probs: Any, radius: Any) -> Any:
     low, high = probability_bounds(log_probs, radius)
     width = high - low
     mean = xp.mean(width, axis=-1, keepdims=True)
-    spread = xp.sqrt(xp.mean((width - mean) ** 2, axis=-1))
+    # The square root has no slope at 0, which training would need.
+    spread = xp.sqrt(xp.clip(xp.mean((width - mean) ** 2, axis=-1), min=1e-24))
     wide = xp.astype(log_probs, xp.float32)
     entropy = -xp.sum(xp.exp(wide) * xp.clip(wide, min=-100.0), axis=-1)
     return xp.stack([xp.sum(width, axis=-1), spread, entropy], axis=-1)

@@ -190,12 +190,15 @@ def run_drawn(settings: DrawingSettings) -> None:
     state = PartialState(cpu=not torch.cuda.is_available())
     target, drafter = load_transformer(settings.target), load_drafter(settings.drafter)
     artist = Artist(target, drafter, settings.sampling, settings.at_once, state.device, settings.precision)
-    made_with = settings.made_with()
-    for split, count in zip(SPLITS, (settings.val, settings.train), strict=True):
-        cache = TokenCache(settings.tokens / split)
+    caches = [(split, TokenCache(settings.tokens / split), getattr(settings, split)) for split in SPLITS]
+    for split, cache, count in caches:
         if len(cache) < count:
             raise ValueError(f"{split}: {count} pictures are asked for, but {cache.folder} has {len(cache)} captions")
-        claim_folder(settings.folder / split, {"made_with": made_with, "shard_size": settings.shard_size})
+    made_with = settings.made_with()
+    with state.main_process_first():  # all at once would race for the file that claims it
+        for split in SPLITS:
+            claim_folder(settings.folder / split, {"made_with": made_with, "shard_size": settings.shard_size})
+    for split, cache, count in caches:
         draw_split(artist, cache, split, count, settings, state.process_index, state.num_processes)
     state.wait_for_everyone()
 

@@ -45,6 +45,7 @@ class InterDroSettings:
         tokens: token caches to learn on, with the folders train and val.
         shares: share of the pictures that each of them gives.
         guidance: scale of the guided distribution that is imitated.
+        temperature: of the bundle's defaults, which the score is ranked and calibrated for.
         muon_rate, adam_rate, weight_decay: see `decoder_optimizers`.
         validation_minutes, validation_pictures: how often, on how many pictures of each cache.
         calibration_pictures: pictures drawn for the calibration of the scores.
@@ -57,6 +58,7 @@ class InterDroSettings:
     tokens: tuple[str, ...] = ("work/drawn", "work/tokens")
     shares: tuple[float, ...] = (0.5, 0.5)
     guidance: float = 3.0
+    temperature: float = 1.0
     muon_rate: float = 0.005
     adam_rate: float = 1e-3
     weight_decay: float = 0.0
@@ -68,7 +70,8 @@ class InterDroSettings:
         if not self.guidance >= 1.0:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
         check_shares(self.tokens, self.shares)
-        above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures", "calibration_pictures")
+        above_zero(self, "temperature", "muon_rate", "adam_rate")
+        above_zero(self, "validation_minutes", "validation_pictures", "calibration_pictures")
         for name in ("target", "drafter"):
             object.__setattr__(self, name, Path(getattr(self, name)))
         if self.loop.init_from not in (None, self.drafter):
@@ -108,14 +111,15 @@ def run_inter_dro(settings: InterDroSettings) -> bool:
         with torch.no_grad():
             truth = guided_log_probs(target, batch, settings.guidance)
         rows = model(*batch)
-        loss, figures = interval_loss(rows.centre.float().log_softmax(-1), rows.radius.float(), truth, settings.loss)
+        draft = rows.centre.float().log_softmax(-1)
+        loss, figures = interval_loss(draft, rows.radius.float(), truth, settings.loss, settings.temperature)
         return loss, dict(figures)
 
     def validate(drafter: Drafter, step: int) -> None:
         target.to(loop.accelerator.device)
         size = max(1, settings.loop.batch_size // loop.accelerator.num_processes)  # a shape that is compiled already
         measured = {
-            name: measure_rows(drafter, target, batch, settings.guidance, size, loop.bf16)
+            name: measure_rows(drafter, target, batch, settings.guidance, settings.temperature, size, loop.bf16)
             for name, batch in validation.items()
         }
         for name, report in history.add(step, measured).items():
@@ -147,7 +151,7 @@ def _write_final(drafter: Drafter, settings: InterDroSettings) -> None:
     cache = next(iter(settings.caches("val").values()))
     rows, count = drafter.config.transformer.prefix_rows, min(settings.calibration_pictures, len(cache))
     captions = [caption_of(cache, item, rows) for item in range(count)]
-    calibration = calibrate(drafter, captions, SamplingSettings(guidance=settings.guidance))
+    calibration = calibrate(drafter, captions, SamplingSettings(settings.temperature, guidance=settings.guidance))
     (final / CALIBRATION).write_text(json.dumps(calibration, indent=1) + "\n", encoding="utf-8")
     save_weights(drafter, final / "drafter.safetensors", drafter.config.to_dict())
     print(f"drafter and calibration written to {final}")

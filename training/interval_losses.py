@@ -18,15 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.intervals import log_odds
+from shared.intervals import interval_measures, log_odds, score
 from training.checks import not_negative
 
-__all__ = ["IntervalLossSettings", "containment_loss", "containment_rows", "interval_loss", "robust_weights"]
+__all__ = [
+    "IntervalLossSettings",
+    "containment_loss",
+    "containment_rows",
+    "distance_rows",
+    "interval_loss",
+    "ranking_loss",
+    "robust_weights",
+]
 
 DROS = ("kl", "cvar", "none")
-_PRESETS = {  # containment, bounds, mix
-    "paper": (0.0, 1.0, 0.0),
-    "calibrated": (1.0, 0.0, 0.5),
+_PRESETS = {  # containment, bounds, mix, ranking
+    "paper": (0.0, 1.0, 0.0, 0.0),
+    "calibrated": (1.0, 0.0, 0.5, 1.0),
 }
 
 
@@ -35,7 +43,8 @@ class IntervalLossSettings:
     """Coefficients of the loss. Raises ValueError naming the field that cannot be.
 
     Args:
-        loss: `calibrated`, or `paper` as published; decides what is None of `containment`, `bounds` and `mix`.
+        loss: `calibrated`, or `paper` as published; decides what is None of `containment`, `bounds`, `mix` and
+            `ranking`.
         dro: weights of rows: `kl` (exponential), `cvar` (the worst share alone) or `none`.
         strength: a of w ~ exp(a * cross-entropy), for `kl`; 0 weighs all rows alike.
         cap: largest weight of a row, for `kl`, where the mean weight is 1.
@@ -45,6 +54,7 @@ class IntervalLossSettings:
         containment: coefficient of the pinball loss of the ends.
         bounds: coefficient of the anchors and the robust loss on the ends.
         mix: how much of the robust weights the middle's terms take, 0..1.
+        ranking: coefficient of the listwise loss of the score.
         lowest, highest: quantiles of the target's log-odds that the ends learn.
     """
 
@@ -59,6 +69,7 @@ class IntervalLossSettings:
     containment: float | None = None
     bounds: float | None = None
     mix: float | None = None
+    ranking: float | None = None
     lowest: float = 0.05
     highest: float = 0.95
 
@@ -70,7 +81,7 @@ class IntervalLossSettings:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        for name, value in zip(("containment", "bounds", "mix"), self.coefficients, strict=True):
+        for name, value in zip(("containment", "bounds", "mix", "ranking"), self.coefficients, strict=True):
             if not value >= 0.0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         if not self.coefficients[2] <= 1.0:
@@ -83,13 +94,13 @@ class IntervalLossSettings:
             raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
 
     @property
-    def coefficients(self) -> tuple[float, float, float]:
-        """Containment, bounds and mix: as set, else those of `loss`."""
-        chosen = (self.containment, self.bounds, self.mix)
-        containment, bounds, mix = (
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """Containment, bounds, mix and ranking: as set, else those of `loss`."""
+        chosen = (self.containment, self.bounds, self.mix, self.ranking)
+        containment, bounds, mix, ranking = (
             preset if own is None else own for own, preset in zip(chosen, _PRESETS[self.loss], strict=True)
         )
-        return containment, bounds, mix
+        return containment, bounds, mix, ranking
 
 
 def containment_rows(centre: Tensor, radius: Tensor, target: Tensor, lowest: float, highest: float) -> Tensor:
@@ -116,6 +127,34 @@ def containment_rows(centre: Tensor, radius: Tensor, target: Tensor, lowest: flo
 def containment_loss(centre: Tensor, radius: Tensor, target: Tensor, lowest: float, highest: float) -> Tensor:
     """Mean over rows of `containment_rows`, a scalar."""
     return containment_rows(centre, radius, target, lowest, highest).mean()
+
+
+def distance_rows(centre: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
+    """TV of each row (...) between draft and target at a temperature: how often exact sampling rejects a draft.
+
+    Args:
+        centre, target: log-probabilities (..., V) at temperature 1.
+    """
+    draft, truth = ((rows / temperature).softmax(-1) for rows in (centre, target))
+    return 0.5 * (truth - draft).abs().sum(-1)
+
+
+def ranking_loss(centre: Tensor, radius: Tensor, distance: Tensor) -> Tensor:
+    """Makes the score U of rows proportional to their distance to the target, a scalar; gradient to radius only.
+
+    The cross-entropy from the share that each row has of all rows' distance to the share it has of their U, less its
+    minimum. The scale of U has no part in it, and at the minimum U ranks the rows as the distance expected of them.
+
+    Args:
+        centre: draft log-probabilities (..., V).
+        radius: (..., V) or (..., 1).
+        distance: (...).
+    """
+    measures = interval_measures(centre.detach(), radius)
+    uncertainty = score("interval", measures, centre.shape[-1]).flatten().clamp(min=1e-6).log()
+    shares = distance.detach().flatten().clamp(min=1e-6)
+    shares = shares / shares.sum()
+    return (shares * (shares.log() - uncertainty.log_softmax(0))).sum()
 
 
 def robust_weights(losses: Tensor, settings: IntervalLossSettings) -> Tensor:
@@ -153,7 +192,7 @@ def _capped_weights(exponents: Tensor, cap: float) -> Tensor:
 
 
 def interval_loss(
-    centre: Tensor, radius: Tensor, target: Tensor, settings: IntervalLossSettings
+    centre: Tensor, radius: Tensor, target: Tensor, settings: IntervalLossSettings, temperature: float = 1.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of rows, a scalar, with figures for the log.
 
@@ -161,10 +200,11 @@ def interval_loss(
         centre: draft log-probabilities (..., V).
         radius: (..., V) or (..., 1).
         target: target log-probabilities (..., V), without gradient.
+        temperature: at which tokens will be drawn; what the score is ranked by.
     """
     centre, target = centre.flatten(0, -2), target.flatten(0, -2)
     radius, odds, mass = radius.flatten(0, -2), log_odds(centre), target.exp()
-    containment, bounds, mix = settings.coefficients
+    containment, bounds, mix, ranking = settings.coefficients
     low = functional.logsigmoid(odds - radius)
     low_entropy = -(mass * low).sum(-1)
     weights = robust_weights(low_entropy, settings)
@@ -177,11 +217,16 @@ def interval_loss(
         high = functional.logsigmoid(odds + radius)
         ends = _anchor(high, mass, settings) + _anchor(low, mass, settings) + weights * low_entropy
         loss = loss + bounds * ends.mean()
+    distance = distance_rows(centre.detach(), target, temperature)
+    listwise = ranking_loss(centre, radius, distance)
+    if ranking:
+        loss = loss + ranking * listwise
     with torch.no_grad():
         figures = {
             "kl": divergence.mean(),
             "pinball": contained.mean(),
-            "tv": 0.5 * (mass - centre.exp()).abs().sum(-1).mean(),
+            "tv": distance.mean(),
+            "ranking": listwise.detach(),
             "robust": (weights * low_entropy).mean(),
             "radius": radius.mean(),
         }

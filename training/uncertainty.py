@@ -24,6 +24,7 @@ from shared.sampling import SamplingSettings
 from training.captioned_tokens import CaptionedTokens
 from training.drafter import guided_log_probs
 from training.drawing import open_engine
+from training.interval_losses import distance_rows
 from training.sampling import sample_tokens
 
 __all__ = [
@@ -50,7 +51,7 @@ class MeasuredRows:
     """Figures of n rows, (n,) each.
 
     Args:
-        distance: TV(draft, target).
+        distance: TV(draft, target), at the temperature that tokens are drawn at.
         inside: mass of the target whose interval holds its log-odds.
         radius: radius, weighted by the target.
         scores: of each name in `SCORES`; the larger, the less sure.
@@ -119,6 +120,7 @@ def measure_rows(
     target: Transformer,
     batch: CaptionedTokens,
     guidance: float,
+    temperature: float = 1.0,
     size: int = 16,
     bf16: bool = False,
 ) -> MeasuredRows:
@@ -126,6 +128,7 @@ def measure_rows(
 
     Args:
         guidance: scale of the target's guidance.
+        temperature: at which the distance is measured.
         size: pictures a pass.
         bf16: compute the two models under autocast.
     """
@@ -138,7 +141,7 @@ def measure_rows(
         draft, radius = rows.centre.float().log_softmax(-1), rows.radius.float()
         mass = truth.exp()
         figures = {
-            "distance": 0.5 * (mass - draft.exp()).abs().sum(-1),
+            "distance": distance_rows(draft, truth, temperature),
             "inside": (mass * ((log_odds(truth) - log_odds(draft)).abs() <= radius)).sum(-1),
             "radius": (mass * radius).sum(-1),
             **row_scores(draft, radius),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.calibration import Calibration
-from shared.intervals import log_odds
+from shared.intervals import interval_measures, log_odds, score
 from tests.training.interval_toys import save_cache, save_models
 from training import inter_dro
 from training.drafter import load_drafter
@@ -25,10 +25,13 @@ from training.interval_losses import (
     IntervalLossSettings,
     containment_loss,
     containment_rows,
+    distance_rows,
     interval_loss,
+    ranking_loss,
     robust_weights,
 )
 from training.loop import LoopSettings
+from training.uncertainty import spearman
 
 VOCABULARY, ROWS = 12, 300
 UNCAPPED = 1e9
@@ -168,33 +171,65 @@ def test_the_published_loss_is_the_published_formula(rows: tuple[Tensor, Tensor]
     assert float(loss) == pytest.approx(float(_slow_paper_loss(centre, radius, target, 0.3)), rel=1e-5)
 
 
-def test_the_calibrated_loss_moves_the_radius_by_containment_alone(rows: tuple[Tensor, Tensor]) -> None:
-    """The centre's terms and the weights of rows leave the radius alone; containment leaves the centre alone."""
+def test_containment_alone_moves_the_radius_where_nothing_ranks(rows: tuple[Tensor, Tensor]) -> None:
+    """The centre's terms and the weights of rows leave the radius alone; the radius' terms leave the centre alone."""
     centre, target = rows
     radius = torch.full((ROWS, VOCABULARY), 0.8, requires_grad=True)
-    settings = IntervalLossSettings(mix=0.0)
+    settings = IntervalLossSettings(mix=0.0, ranking=0.0)
     interval_loss(centre, radius, target, settings)[0].backward()
     alone = torch.full((ROWS, VOCABULARY), 0.8, requires_grad=True)
     containment_loss(centre, alone, target, settings.lowest, settings.highest).backward()
     assert torch.allclose(radius.grad, alone.grad, atol=1e-9)  # type: ignore[arg-type]
     centres = [centre.clone().requires_grad_() for _ in range(2)]
     for leaf, weight in zip(centres, (0.0, 5.0), strict=True):
-        interval_loss(leaf, radius.detach(), target, IntervalLossSettings(mix=0.0, containment=weight))[0].backward()
+        interval_loss(leaf, radius.detach(), target, IntervalLossSettings(mix=0.0, containment=weight, ranking=weight))[
+            0
+        ].backward()
     assert torch.equal(centres[0].grad, centres[1].grad)  # type: ignore[arg-type]
 
 
 def test_mixing_weighs_every_term_of_the_middle(rows: tuple[Tensor, Tensor]) -> None:
     centre, target = rows
     radius = torch.full((ROWS, VOCABULARY), 0.8)
-    settings = IntervalLossSettings(dro="cvar", worst=0.25, mix=1.0)
+    settings = IntervalLossSettings(dro="cvar", worst=0.25, mix=1.0, ranking=0.0)
     low = functional.logsigmoid(log_odds(centre) - radius)
     worst = (-(target.exp() * low).sum(-1)).topk(ROWS // 4).indices
     whole, _ = interval_loss(centre, radius, target, settings)
-    plain, _ = interval_loss(centre[worst], radius[worst], target[worst], IntervalLossSettings(mix=0.0))
+    plain, _ = interval_loss(centre[worst], radius[worst], target[worst], IntervalLossSettings(mix=0.0, ranking=0.0))
     assert float(whole) == pytest.approx(float(plain), rel=1e-5)
-    half, _ = interval_loss(centre, radius, target, IntervalLossSettings(dro="cvar", worst=0.25, mix=0.5))
-    unweighted, _ = interval_loss(centre, radius, target, IntervalLossSettings(mix=0.0))
+    half, _ = interval_loss(centre, radius, target, IntervalLossSettings(dro="cvar", worst=0.25, mix=0.5, ranking=0.0))
+    unweighted, _ = interval_loss(centre, radius, target, IntervalLossSettings(mix=0.0, ranking=0.0))
     assert float(half) == pytest.approx(0.5 * float(whole + unweighted), rel=1e-5)
+
+
+def test_ranking_makes_the_score_follow_the_distance(rows: tuple[Tensor, Tensor]) -> None:
+    """A radius that knows nothing but how far each row is off learns the order; the scale of all scores has no part."""
+    centre, target = rows
+    distance = distance_rows(centre, target, 0.5)
+    assert torch.allclose(distance_rows(centre, target), 0.5 * (target.exp() - centre.exp()).abs().sum(-1), atol=1e-6)
+    raw = torch.zeros(ROWS, 1, requires_grad=True)
+    optimizer = torch.optim.Adam([raw], lr=0.1)
+    course = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = ranking_loss(centre, functional.softplus(raw), distance)
+        course.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    assert course[0] > 0.05
+    assert 0.0 <= course[-1] < 0.02
+    measures = interval_measures(centre, functional.softplus(raw.detach()))
+    assert spearman(score("interval", measures, VOCABULARY).numpy(), distance.numpy()) > 0.98
+    assert float(ranking_loss(centre, functional.softplus(raw.detach()), 0.3 * distance)) == pytest.approx(
+        course[-1], abs=5e-3
+    )
+
+
+def test_rows_without_distance_or_uncertainty_rank_without_nan(rows: tuple[Tensor, Tensor]) -> None:
+    flat = torch.full((4, VOCABULARY), 1.0 / VOCABULARY).log()
+    radius = torch.zeros(4, VOCABULARY, requires_grad=True)
+    ranking_loss(flat, radius, torch.zeros(4)).backward()
+    assert torch.isfinite(radius.grad).all()  # type: ignore[arg-type]
 
 
 def test_containment_asks_more_of_a_target_outside_than_inside(rows: tuple[Tensor, Tensor]) -> None:
@@ -209,13 +244,22 @@ def test_containment_asks_more_of_a_target_outside_than_inside(rows: tuple[Tenso
 
 def test_presets_fill_only_what_is_not_set() -> None:
     paper, own = IntervalLossSettings(loss="paper"), IntervalLossSettings(loss="paper", mix=0.25)
-    assert paper.coefficients == (0.0, 1.0, 0.0)
-    assert own.coefficients == (0.0, 1.0, 0.25)
+    assert paper.coefficients == (0.0, 1.0, 0.0, 0.0)
+    assert own.coefficients == (0.0, 1.0, 0.25, 0.0)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"loss": "best"}, {"dro": "max"}, {"cap": 0.5}, {"worst": 0.0}, {"mix": 1.5}, {"strength": -1.0}, {"align": -1.0}],
+    [
+        {"loss": "best"},
+        {"dro": "max"},
+        {"cap": 0.5},
+        {"worst": 0.0},
+        {"mix": 1.5},
+        {"ranking": -1.0},
+        {"strength": -1.0},
+        {"align": -1.0},
+    ],
 )
 def test_coefficients_that_cannot_be_name_their_field(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
