@@ -123,7 +123,7 @@ class BundleSettings:
     Args:
         name: a short name for people.
         defaults: sampling settings the models were trained for.
-        drafter, codec: precision of their graphs.
+        drafter, codec: precision of the graphs of the drafter and of the image decoder; the encoder's is float32.
         target_dtype, drafter_dtype, codec_dtype: of their stored matrices: float32, or float16 or bfloat16 at half the
             size. A loaded model computes in float32 all the same; float16 rounds eight times finer.
         recommended_features: feature mode that devices take when their user names none.
@@ -185,8 +185,7 @@ def _export(models: BundleModels, settings: BundleSettings, folder: Path) -> Non
     export_drafter(models.drafter, folder / DRAFTER)
     image_codec.export_image_codec(models.codec, folder)
     _store(folder / DRAFTER, settings.drafter)
-    for name in (image_codec.ENCODER, image_codec.DECODER):
-        _store(folder / name, settings.codec)
+    _store(folder / image_codec.DECODER, settings.codec)  # rounding would tip the encoder between near codes
     for name in (text_encoder.GRAPH, text_encoder.TOKENIZER):
         shutil.copyfile(models.text_encoder / name, folder / name)
     _export_weights(models, settings, folder)
