@@ -25,16 +25,17 @@ class UnitNorm(nn.Module):
     Takes float32, gives `dtype`.
     """
 
-    floor: Tensor
-
     def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.register_buffer("floor", torch.tensor((norm.weight.numel() * norm.eps) ** 0.5), persistent=False)
+        # No buffer: it would follow the model to bfloat16, and cost a conversion at every call.
+        self._floor = torch.tensor((norm.weight.numel() * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._floor.device != x.device:
+            self._floor = self._floor.to(x.device)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(size, self.floor)).to(self.dtype)
+        return (x / torch.hypot(size, self._floor)).to(self.dtype)
 
 
 def fold_norms(model: Transformer, dtype: torch.dtype) -> None:
