@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "image_codec.safetensors"
+CONFIG_FILE = "image_codec.json"
 PATCH = 4  # the convolutions start on a map of 4 x 4 pixel patches: full resolution costs four times as much on a CPU
 
 
@@ -306,14 +306,14 @@ class ImageCodec(nn.Module):
         return reconstruction, ids, commitment
 
     def save(self, folder: Path) -> None:
-        """Write `model.safetensors` and `config.json` into `folder`."""
+        """Write `image_codec.safetensors` and `image_codec.json` into `folder`, named as in a bundle."""
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self, str(folder / WEIGHTS_FILE))
         (folder / CONFIG_FILE).write_text(json.dumps(asdict(self.config), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> ImageCodec:
-        """Read a codec written by `save`, in evaluation mode; errors name the folder."""
+        """Read a codec written by `save`, or a bundle's, in evaluation mode; errors name the folder."""
         path = folder / CONFIG_FILE
         if not path.is_file():
             raise FileNotFoundError(f"no image codec in {folder}: {CONFIG_FILE} is missing; train one first")

@@ -210,14 +210,14 @@ def test_a_saved_codec_loads_with_the_same_answers(codec: ImageCodec, tmp_path: 
 
 
 def test_loading_says_what_is_missing_or_does_not_fit(codec: ImageCodec, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"image_codec\.json is missing"):
         ImageCodec.load(tmp_path)
     codec.save(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "codebook_size": 32}))
+    config = json.loads((tmp_path / "image_codec.json").read_text())
+    (tmp_path / "image_codec.json").write_text(json.dumps({**config, "codebook_size": 32}))
     with pytest.raises(ValueError, match="does not match this code"):
         ImageCodec.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "colour": "red"}))
+    (tmp_path / "image_codec.json").write_text(json.dumps({**config, "colour": "red"}))
     with pytest.raises(ValueError, match="does not match this code"):
         ImageCodec.load(tmp_path)
 

@@ -73,7 +73,9 @@ def test_training_learns_and_leaves_a_codec_a_report_and_a_picture(settings: Cod
 def test_decoder_only_training_keeps_every_token(settings: CodecTrainingSettings, tmp_path: Path) -> None:
     run_image_codec(settings)
     before = ImageCodec.load(tmp_path / "final")
-    loop = replace(settings.loop, folder=tmp_path / "polished", init_from=tmp_path / "final", steps=10)
+    loop = replace(
+        settings.loop, folder=tmp_path / "polished", init_from=tmp_path / "final/image_codec.safetensors", steps=10
+    )
     run_image_codec(replace(settings, loop=loop, decoder_only=True))
     after = ImageCodec.load(tmp_path / "polished" / "final")
     ids = before.encode(_batch())
