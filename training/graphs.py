@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnxruntime
@@ -73,14 +74,21 @@ class GraphConfig(OnnxConfig):
         return {k: [x.numpy() for x in v] if isinstance(v, list) else v.numpy() for k, v in tensors.items()}
 
 
-def export_module(module: nn.Module, config: OnnxConfig, path: Path, tolerance: float = 1e-4) -> None:
+def export_module(
+    module: nn.Module,
+    config: OnnxConfig,
+    path: Path,
+    tolerance: float = 1e-4,
+    tolerances: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Writes a module as ONNX, and has optimum compare both on dummy inputs.
 
     Args:
         module: in evaluation mode, float32, on the CPU.
         config: optimum's description of inputs, outputs and dynamic axes.
         path: file to write.
-        tolerance: largest absolute difference of any output.
+        tolerance: largest absolute difference of an output.
+        tolerances: those of single outputs, by name.
 
     Raises:
         ValueError: the graph's outputs differ from the module's by more (optimum's message says which and by how much).
@@ -89,7 +97,9 @@ def export_module(module: nn.Module, config: OnnxConfig, path: Path, tolerance: 
         module.config = PretrainedConfig()  # optimum sets fields of it
     with _quiet(), torch.no_grad():
         _, outputs = export(module, config, path, opset=OPSET)
-        validate_model_outputs(config, module, path, outputs, atol=tolerance, use_subprocess=False)
+        for allowed in {tolerance, *tolerances.values()}:
+            alike = [name for name in outputs if tolerances.get(name, tolerance) == allowed]
+            validate_model_outputs(config, module, path, alike, atol=allowed, use_subprocess=False)
 
 
 def open_graph(path: Path, threads: int = 1) -> onnxruntime.InferenceSession:

@@ -156,20 +156,29 @@ def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_compute
     assert shapes == [4, 0, 0, 0]
 
 
-def test_a_graph_that_differs_from_its_module_is_refused(tmp_path: Path) -> None:
-    class Forgetful(torch.nn.Module):
-        """Traced as a constant: the graph keeps the offset of the trace, torch does not."""
+class Forgetful(torch.nn.Module):
+    """Traced as a constant: the graph keeps the offset of the trace in `y`, torch does not; `z` is faithful."""
 
-        calls = 0
+    calls = 0
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return x + self.calls
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return x + self.calls, 2.0 * x
 
-    axes = {0: "rows"}
-    config = GraphConfig({"x": axes}, {"y": axes}, lambda: {"x": torch.zeros(3)})
+
+FORGETFUL = GraphConfig({"x": {0: "rows"}}, {"y": {0: "rows"}, "z": {0: "rows"}}, lambda: {"x": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("tolerances", [{}, {"z": 9.0}, {"y": 0.01}], ids=str)
+def test_a_graph_that_differs_from_its_module_is_refused(tmp_path: Path, tolerances: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="y: max diff"):
-        export_module(Forgetful(), config, tmp_path / "graph.onnx")
+        export_module(Forgetful(), FORGETFUL, tmp_path / "graph.onnx", tolerances=tolerances)
+
+
+def test_an_output_may_differ_by_a_tolerance_of_its_own(tmp_path: Path) -> None:
+    export_module(Forgetful(), FORGETFUL, tmp_path / "graph.onnx", tolerances={"y": 9.0})
+    graph = open_graph(tmp_path / "graph.onnx")
+    assert graph.run(["z"], {"x": np.ones(3, np.float32)})[0].tolist() == [2.0, 2.0, 2.0]
 
 
 SMALL = [Precision("half"), Precision("dynamic"), Precision("weights", 32, 4), Precision("weights", 16, 0)]
@@ -423,6 +432,7 @@ def test_a_bundle_is_replaced_only_when_the_new_one_is_complete(tmp_path: Path, 
     assert renewed.manifest.name == "new"
     assert renewed.manifest.models["checked"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in renewed.folder.iterdir())
 
 
 def test_models_that_do_not_belong_together_are_refused(toy: Bundle) -> None:

@@ -174,6 +174,8 @@ def write_bundle(
         facts = settings.facts | _facts(models, settings) | (inspect(staging) if inspect else {})
         manifest = _manifest(models, settings, staging, facts)
         (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        for path in staging.iterdir():  # some writers leave files that only their owner may read
+            path.chmod(0o644)
         if folder.exists():
             folder.rename(Path(temporary) / "old")
         staging.rename(folder)
