@@ -6,6 +6,7 @@ Drawn pictures are kept in work/, so that a stopped run goes on.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,15 @@ from pathlib import Path
 from benchmarks.link import EmulatedLink, LinkSettings
 from benchmarks.quality import Point, evaluate, open_bundle, parser, plot_fronts
 from benchmarks.speed import PROMPTS
-from cloud.process import running_verifier
+from cloud.process import VerifierProcess, running_verifier
 from device.client import DeviceClient, GenerateSettings
 from device.report import Report
 from device.selection import MODES, REPAIRS, SelectionSettings
 from shared.bundle import Bundle
 
-LINKS = {"loopback": None, "40 ms, 10 Mbit/s": LinkSettings(delay_ms=20.0, rate_mbit=10.0)}
+FAR = LinkSettings(delay_ms=20.0, rate_mbit=10.0)
+PLACES = (("loopback", None, False), ("40 ms, 10 Mbit/s", FAR, False), ("40 ms, apart", FAR, True))
+"""Names, links, and whether device and verifier have half of the cores each, as two machines would, or share all."""
 BUDGETS = (0.06, 0.15, 0.30, 0.45, 0.60, 1.0)
 SCORES = ("interval", "entropy", "random")
 
@@ -47,10 +50,33 @@ def speed(bundle: Bundle, repeat: int) -> None:
         for mode in MODES:
             selection = SelectionSettings(mode=mode, repair=repair)
             settings[f"ciar {mode}, {repair}"] = GenerateSettings("ciar", selection=selection)
-    with running_verifier(bundle.folder) as verifier:
-        for name, link in LINKS.items():
-            with _address(verifier.port, link) as address, DeviceClient(address, bundle=bundle.folder) as client:
-                _print_speed(name, _drawn(client, settings, repeat))
+    for name, link, apart in PLACES:
+        with (
+            _verifier(bundle, apart) as verifier,
+            _address(verifier.port, link) as address,
+            DeviceClient(address, bundle=bundle.folder) as client,
+        ):
+            _print_speed(name, _drawn(client, settings, repeat))
+
+
+@contextmanager
+def _verifier(bundle: Bundle, apart: bool) -> Iterator[VerifierProcess]:
+    """A verifier; when `apart`, on the first half of the cores, and what this thread starts later on the others."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    half = len(cores) // 2
+    if not apart:
+        with running_verifier(bundle.folder) as verifier:
+            yield verifier
+    elif not half:
+        raise SystemExit("two cores, and a system that lets a process choose its own, are needed to keep them apart")
+    else:
+        os.sched_setaffinity(0, cores[:half])
+        try:
+            with running_verifier(bundle.folder, ["--threads", str(half)]) as verifier:
+                os.sched_setaffinity(0, cores[half:])
+                yield verifier
+        finally:
+            os.sched_setaffinity(0, cores)
 
 
 @contextmanager

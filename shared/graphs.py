@@ -176,6 +176,19 @@ class DrafterCache:
             raise ValueError(f"cannot roll the drafter back to {length} of {self.length} tokens")
         self._rows = self._prefix_rows + length
 
+    def replace(self, position: int, token: int) -> None:
+        """Feeds another token at a position that was fed. The rows behind it are kept, as they were without it.
+
+        Raises:
+            ValueError: fewer tokens were fed.
+        """
+        held = self._rows
+        self.truncate(position)
+        if self._rows == held:
+            raise ValueError(f"cannot replace token {position} of {self.length} tokens")
+        self.feed([token])
+        self._rows = held
+
     def _run(self, caption: Floats, caption_length: int, tokens: Sequence[int]) -> DraftRows:
         feeds: dict[str, Any] = {
             "caption": caption,

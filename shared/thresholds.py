@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import SettingsError
 
@@ -86,6 +87,10 @@ class Quantile:
     calibration: Sequence[float]
     step: float = 0.15
     _levels: list[float] = field(default_factory=list)
+    _ranks: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._ranks = np.linspace(0.0, 1.0, len(self.calibration))
 
     def uncertain(self, score: float) -> bool:
         if self.budget in (0.0, 1.0):
@@ -100,7 +105,7 @@ class Quantile:
         del self._levels[count:]
 
     def _rank(self, score: float) -> float:
-        return float(np.interp(score, self.calibration, np.linspace(0.0, 1.0, len(self.calibration))))
+        return float(np.interp(score, self.calibration, self._ranks))
 
 
 def make_threshold(mode: str, budget: float, level: float | None, calibration: Sequence[float]) -> Threshold:

@@ -223,12 +223,23 @@ class _SelectiveDrafter(DraftingLoop):
             tokens[place].id = token
         self._commit(tokens[: verdict.accepted], replaced)
         if replaced:
-            self.truncate(draft.start + min(replaced))
+            self._repair(draft.start, replaced)
         if verdict.HasField("token"):
             position = len(self.generation.transcript)
             self.reject(position)
             self.generation.commit([verdict.token], Provenance.CORRECTED)
             self.chooser.truncate(position + 1)
+
+    def _repair(self, start: int, replaced: dict[int, int]) -> None:
+        """Lets the drafter know what was corrected in place, at places behind `start`.
+
+        Rows that were drafted meanwhile are not computed again: their tokens were drawn without the correction anyway,
+        and to feed them all at every verdict took a third of the drafting time.
+        """
+        if not self.flying:
+            return self.truncate(start + min(replaced))
+        for place, token in replaced.items():
+            self.cache.replace(start + place, token)
 
     def _count(self, start: int, tokens: list[_Token], verdict: pb.Verdict) -> None:
         """Takes the audit's figures: one for each audited kept token that was committed."""

@@ -486,6 +486,40 @@ def test_local_repair_replaces_in_place_and_the_device_drafts_on_from_what_stand
         assert draft.ids[place - draft.start] == picture.draw(place, picture.draft_row(rows.centre[-1]))
 
 
+def test_with_drafts_in_flight_a_repair_reaches_what_is_drafted_next(fake: FakeVerifier, models: DeviceModels) -> None:
+    drafts: list[pb.Draft] = []
+    others: list[int] = []
+
+    def talk(messages: Iterator[pb.DeviceMessage], context: Any) -> Iterator[pb.CloudMessage]:
+        next(messages)
+        yield opened()
+        drafts.extend(next(messages).draft for _ in range(3))
+        others.append((drafts[0].ids[1] + 1) % 8)
+        yield verdict(epoch=0, start=0, accepted=4, corrected=[1], replacements=others)
+        drafts.append(next(messages).draft)
+        yield from (verdict(epoch=0, start=draft.start, accepted=4) for draft in drafts[1:])
+        yield pb.CloudMessage(done=pb.Done())
+
+    fake.talk = talk
+    link = Link(fake.address)
+    selection = replace(EVERYTHING, mode="pipelined")
+    picture = generation(models, "ciar", link=link, selection=selection, in_flight=3)
+    DEVICE_ROLES["selective drafter"](picture)
+    link.close()
+    drawn = [token for draft in drafts for token in draft.ids]
+    assert picture.transcript.tokens == [drawn[0], *others, *drawn[2:]]
+    # The drafter held 11 of the 12 tokens when the verdict came.
+    features, cache = models.captions.encode("a cat"), models.drafter(detail=True)
+    scores = []
+    for correct in (True, False):
+        cache.prefill(features, drawn[:11])
+        if correct:
+            cache.replace(1, others[0])
+        scores.append(score("interval", cache.feed(drawn[11:12]).measures[-1], 8))
+    assert picture.scores[12] == pytest.approx(scores[0], rel=1e-4)
+    assert picture.scores[12] != pytest.approx(scores[1], rel=1e-4)
+
+
 @pytest.mark.parametrize("method", ["sd", "ciar", "ar"])
 def test_a_device_that_goes_on_alone_marks_what_the_cloud_should_have_judged(
     fake: FakeVerifier, models: DeviceModels, method: str
