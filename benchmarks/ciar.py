@@ -51,6 +51,9 @@ def speed(bundle: Bundle, repeat: int) -> None:
             selection = SelectionSettings(mode=mode, repair=repair)
             settings[f"ciar {mode}, {repair}"] = GenerateSettings("ciar", selection=selection)
     for name, link, apart in PLACES:
+        if apart and len(_cores()) < 2:
+            print(f"{name}: left out; it needs two cores, and a system that lets a process choose its own\n")
+            continue
         with (
             _verifier(bundle, apart) as verifier,
             _address(verifier.port, link) as address,
@@ -59,24 +62,27 @@ def speed(bundle: Bundle, repeat: int) -> None:
             _print_speed(name, _drawn(client, settings, repeat))
 
 
+def _cores() -> list[int]:
+    """The cores this thread may use; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 @contextmanager
 def _verifier(bundle: Bundle, apart: bool) -> Iterator[VerifierProcess]:
     """A verifier; when `apart`, on the first half of the cores, and what this thread starts later on the others."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    half = len(cores) // 2
     if not apart:
         with running_verifier(bundle.folder) as verifier:
             yield verifier
-    elif not half:
-        raise SystemExit("two cores, and a system that lets a process choose its own, are needed to keep them apart")
-    else:
-        os.sched_setaffinity(0, cores[:half])
-        try:
-            with running_verifier(bundle.folder, ["--threads", str(half)]) as verifier:
-                os.sched_setaffinity(0, cores[half:])
-                yield verifier
-        finally:
-            os.sched_setaffinity(0, cores)
+        return
+    cores = _cores()
+    half = len(cores) // 2
+    os.sched_setaffinity(0, cores[:half])
+    try:
+        with running_verifier(bundle.folder, ["--threads", str(half)]) as verifier:
+            os.sched_setaffinity(0, cores[half:])
+            yield verifier
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @contextmanager

@@ -38,8 +38,8 @@ class LoopSettings:
 
     `batch_size` counts all processes together. `warmup_steps` and `decay_fraction` shape the learning rate: up from
     zero, constant, then down to zero over the last fraction of the steps. `ema_decay` 0 keeps no averaged weights.
-    `threads` 0 leaves torch's own choice. `init_from`: a folder or safetensors file to start from when the stage's
-    folder holds no checkpoint.
+    `threads` 0 leaves torch's own choice. `init_from`: a safetensors file, or a checkpoint's folder, to start from
+    when the stage's folder holds no checkpoint.
     """
 
     folder: Path
