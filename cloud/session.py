@@ -203,6 +203,18 @@ class Session:
             known.append(self._warped(rows))
         return known[0] if len(known) == 1 else torch.cat(known)
 
+    def reread_rows(self, draft: List[int], place: int) -> Generator[Feed, Any, Tensor]:
+        """The rows of `target_rows` behind a place, once tokens of the draft have changed from there on.
+
+        Returns:
+            (n - 1 - place, V): of the places behind `place`.
+        """
+        start = self.position + place
+        self.roll_back(start)
+        feed = draft[place:-1]
+        rows = yield Feed(self.sequence, feed, None, self._added_to(start, len(feed)), len(feed))
+        return self._warped(rows)
+
     def _known_row(self) -> Tensor:
         if self._next_row is None:
             raise RuntimeError("the row of the next position is neither known nor computable: a token was fed twice")

@@ -117,7 +117,8 @@ def _add_selection(group: Any) -> None:
     group.add_argument("--score", default=defaults.score, metavar="NAME",
                        help=f"{', '.join(SCORES)}; default: %(default)s")  # fmt: skip
     group.add_argument("--threshold-mode", default=defaults.threshold_mode, metavar="NAME",
-                       help=f"{', '.join(THRESHOLDS)}; default: %(default)s, which holds the budget")  # fmt: skip
+                       help=f"{', '.join(THRESHOLDS)}; default: %(default)s: each picture keeps to the "
+                       "budget; average: pictures do on average")  # fmt: skip
     group.add_argument("--threshold", type=float, metavar="X", help="level for maxnorm and absolute")
     group.add_argument("--batch", type=int, default=0, metavar="N",
                        help="uncertain tokens a message; default: 0, a controller chooses")  # fmt: skip

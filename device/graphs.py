@@ -91,16 +91,18 @@ class DeviceModels:
     def _drafter(self) -> ort.InferenceSession:
         return self._open("drafter.onnx")
 
-    def drafter(self, detail: bool = False) -> DrafterCache:
+    def drafter(self, detail: bool = False, temperature: float = 1.0) -> DrafterCache:
         """A drafter with an empty cache for one picture.
 
         Args:
             detail: whether rows come with radius, hidden state and interval measures.
+            temperature: at which tokens are drawn, for the measures.
 
         Raises:
             BundleError: detail is wanted, but the bundle's drafter has no interval measures.
         """
-        return DrafterCache(self._drafter, self.bundle.manifest.prefix_rows, self.bundle.manifest.grid.size, detail)
+        manifest = self.bundle.manifest
+        return DrafterCache(self._drafter, manifest.prefix_rows, manifest.grid.size, detail, temperature)
 
     @cached_property
     def calibration(self) -> Calibration:

@@ -25,11 +25,12 @@ class SelectionSettings:
     Args:
         cloud_budget: share of the picture's tokens that the cloud samples or judges, the prefix included.
         score: what tells how unsure a row is, one of `SCORES`; `random` is there to compare with.
-        threshold_mode: `quantile` holds the budget, `maxnorm` compares with the largest score of late, `absolute` with
-            a fixed level.
+        threshold_mode: `quantile` holds each picture to the budget, `average` lets hard pictures have more and easy
+            ones less, `maxnorm` compares with the largest score of late, `absolute` with a fixed level.
         threshold: level of `maxnorm` and `absolute`; level 0 makes everything uncertain, infinity nothing.
         mode: `sync` asks at every uncertain token and waits (the paper), `batched` asks at the end of a row of tokens
-            or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly.
+            or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly: with `local` repair it
+            draws rows without the corrections above them, which is fast and costs most of what these are worth.
         repair: `truncate` drops a draft behind its first failure (every uncertain token is then exactly the cloud's);
             `local` corrects failures in place and keeps the rest (one round trip a row, approximate).
         batch: uncertain tokens a message; 0 lets a controller choose.
@@ -45,7 +46,7 @@ class SelectionSettings:
     score: str = "interval"
     threshold_mode: str = "quantile"
     threshold: float | None = None
-    mode: str = "pipelined"
+    mode: str = "batched"
     repair: str = "local"
     batch: int = 0
     features: str = ""
@@ -75,8 +76,10 @@ class SelectionSettings:
             raise SettingsError(f"threshold: a number of at least 0 is needed, not {self.threshold}")
         if self.threshold_mode == "absolute" and self.threshold is None:
             raise SettingsError("threshold: mode absolute needs a level; give one (0 sends everything)")
-        if self.threshold_mode == "quantile" and self.threshold is not None:
-            raise SettingsError("threshold: mode quantile takes the budget, not a level; use maxnorm or absolute")
+        if self.threshold_mode in ("quantile", "average") and self.threshold is not None:
+            raise SettingsError(
+                f"threshold: mode {self.threshold_mode} takes the budget, not a level; use maxnorm or absolute"
+            )
 
     def check_rule(self, rule: Rule | None) -> None:
         """Raises SettingsError when rule, repair and mode do not go together."""

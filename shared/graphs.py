@@ -93,7 +93,8 @@ class DraftRows:
         centre: logits (n, V); they imitate the target's guided logits.
         radius: half-width of the logit interval, (n, V), or (n, 1) for one radius a token; at least 0.
         hidden: last hidden states (n, dim).
-        measures: `shared.intervals.interval_measures` of the rows at temperature 1, (n, 3): Omega, Sigma, entropy.
+        measures: `shared.intervals.interval_measures` of the rows at the cache's temperature, (n, 3): Omega, Sigma,
+            entropy.
     """
 
     centre: Floats
@@ -106,21 +107,25 @@ class DrafterCache:
     """One generation's drafter: feeds rows, keeps keys and values, rolls back.
 
     The graph takes `caption` (1, p, width), `caption_length` (1,), `tokens` (1, n), `past_i` (1, past, width_i) for
-    each cached tensor, `detail_rows` (1,) and, where the drafter has a caption summary, `caption_mean` (1, width): the
-    mean of the caption's rows, in every call. It gives `centre` for the p + n rows, `radius`, `hidden` and `measures`
-    for the last `detail_rows` of them, and `present_i`, their new rows.
+    each cached tensor, `detail_rows` (1,), `temperature` (1,) and, where the drafter has a caption summary,
+    `caption_mean` (1, width): the mean of the caption's rows, in every call. It gives `centre` for the p + n rows,
+    `radius`, `hidden` and `measures` for the last `detail_rows` of them, and `present_i`, their new rows.
 
     Args:
         graph: the drafter.
         prefix_rows: conditioning rows.
         size: tokens of a picture.
         detail: whether rows come with radius, hidden state and measures. Without, they are not computed.
+        temperature: at which tokens are drawn, for the measures; graphs that were exported without such an input
+            measure at temperature 1, as their calibration does.
 
     Raises:
         BundleError: detail is wanted, but the graph was exported before there were interval measures.
     """
 
-    def __init__(self, graph: Graph, prefix_rows: int, size: int, detail: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, prefix_rows: int, size: int, detail: bool = False, temperature: float = 1.0
+    ) -> None:
         self._graph, self.detail = graph, detail
         self._prefix_rows, self._size = prefix_rows, size
         shapes = {item.name: item.shape for item in graph.get_inputs()}
@@ -135,6 +140,7 @@ class DrafterCache:
         # Older graphs give radius and hidden states of all rows, and have no such input.
         self._counts_detail = "detail_rows" in shapes
         self._wants_mean = "caption_mean" in shapes
+        self._temperature = np.array([temperature], np.float32) if "temperature" in shapes else None
         self._mean = np.zeros((1, self._width), np.float32)
         present = [name.replace("past_", "present_") for name in self._names]
         self._outputs = ["centre", *(_DETAIL if detail else ()), *present]
@@ -200,6 +206,8 @@ class DrafterCache:
         count = caption.shape[1] + len(tokens) - first
         if self._counts_detail:
             feeds["detail_rows"] = np.array([count if self.detail else 0], np.int64)
+        if self._temperature is not None:
+            feeds["temperature"] = self._temperature
         if self._wants_mean:
             feeds["caption_mean"] = self._mean
         outputs = self._graph.run(self._outputs, feeds)

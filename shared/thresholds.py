@@ -7,6 +7,7 @@ neither on the link nor on how drafts were cut into messages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,8 @@ from shared.errors import SettingsError
 
 __all__ = ["THRESHOLDS", "Absolute", "MaxNorm", "Quantile", "Threshold", "make_threshold"]
 
-THRESHOLDS = ("quantile", "maxnorm", "absolute")
+THRESHOLDS = ("quantile", "average", "maxnorm", "absolute")
+"""The budget for each picture, the budget for pictures like the calibration's on average, and two kinds of level."""
 
 
 class Threshold(Protocol):
@@ -71,57 +73,58 @@ class MaxNorm:
 
 @dataclass(slots=True)
 class Quantile:
-    """Holds the share of uncertain tokens at a budget: a running quantile (Robbins-Monro), warm from calibration.
+    """Spends a picture's budget, to the token: the level is what the calibration lets expect to use up the rest of it.
 
-    Scores are first turned into ranks by the calibration's quantiles, so that a step means the same everywhere of a
-    distribution that spans orders of magnitude.
+    Pictures are mostly easy at their edges and hard in the middle, so a level that held the share from moment to moment
+    would judge background and keep outlines. This one moves only as the budget runs ahead or behind.
 
     Args:
         budget: share of uncertain tokens wanted, 0..1.
         calibration: equidistant quantiles of the score on drawn pictures, ascending, from the bundle.
-        step: how fast the threshold follows. Whatever the scores are, after n positions the share is off by at most
-            (1 + step) / (step * n).
+        count: positions that will be decided. At their end `budget * count` tokens are uncertain, give or take one,
+            whatever the scores are.
     """
 
     budget: float
     calibration: Sequence[float]
-    step: float = 0.15
-    _levels: list[float] = field(default_factory=list)
+    count: int
+    _spent: list[int] = field(default_factory=list)
     _ranks: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._ranks = np.linspace(0.0, 1.0, len(self.calibration))
 
     def uncertain(self, score: float) -> bool:
-        if self.budget in (0.0, 1.0):
-            return self.budget == 1.0
-        level = self._levels[-1] if self._levels else 1.0 - self.budget
-        verdict = self._rank(score) > level
-        # Not clamped to the ranks: the share would miss what a clamp swallows. It leaves them by a step at most.
-        self._levels.append(level + self.step * (verdict - self.budget))
+        spent = self._spent[-1] if self._spent else 0
+        share = (self.budget * self.count - spent) / (self.count - len(self._spent))
+        # By ranks of the calibration: its scores span orders of magnitude.
+        verdict = share >= 1.0 or float(np.interp(score, self.calibration, self._ranks)) > 1.0 - max(0.0, share)
+        self._spent.append(spent + verdict)
         return verdict
 
     def truncate(self, count: int) -> None:
-        del self._levels[count:]
-
-    def _rank(self, score: float) -> float:
-        return float(np.interp(score, self.calibration, self._ranks))
+        del self._spent[count:]
 
 
-def make_threshold(mode: str, budget: float, level: float | None, calibration: Sequence[float]) -> Threshold:
+def make_threshold(
+    mode: str, budget: float, level: float | None, calibration: Sequence[float], count: int
+) -> Threshold:
     """The threshold of a mode.
 
     Args:
         mode: one of `THRESHOLDS`.
-        budget: share of uncertain tokens, for `quantile`.
+        budget: share of uncertain tokens, for `quantile` and `average`.
         level: for `maxnorm` (None: 0.30) and `absolute`.
         calibration: quantiles of the score in use.
+        count: positions of a picture that will be decided, for `quantile`.
 
     Raises:
         SettingsError: an unknown mode, or `absolute` without a level.
     """
     if mode == "quantile":
-        return Quantile(budget, calibration)
+        return Quantile(budget, calibration, count)
+    if mode == "average":
+        return Absolute(_level(budget, calibration))
     if mode == "maxnorm":
         # The largest of many pictures is an outlier that would fade for half a picture.
         return MaxNorm(0.30 if level is None else level, calibration[-2])
@@ -130,3 +133,10 @@ def make_threshold(mode: str, budget: float, level: float | None, calibration: S
             raise SettingsError("threshold: mode absolute needs a level (--threshold X)")
         return Absolute(level)
     raise SettingsError(f"threshold_mode: one of {', '.join(THRESHOLDS)} is needed, not {mode!r}")
+
+
+def _level(budget: float, calibration: Sequence[float]) -> float:
+    """The level above which a share `budget` of the calibration's scores lies."""
+    if budget in (0.0, 1.0):
+        return 0.0 if budget else math.inf
+    return float(np.interp(1.0 - budget, np.linspace(0.0, 1.0, len(calibration)), calibration))

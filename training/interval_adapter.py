@@ -53,6 +53,7 @@ class AdapterSettings:
         score: which score decides what is kept: interval, width or entropy.
         budget: share of a picture's tokens that are uncertain, the rest is kept.
         prefix_rate: share of the tokens that the cloud draws first.
+        temperature: of the bundle's defaults, at which drafts are drawn and scored.
         divergence: coefficient of KL(teacher || student).
         entropy: coefficient of the cross-entropy to the teacher's tokens. Where these are the target's own draws it has
             the gradient of the divergence, with the noise of one sample: a little of it is enough.
@@ -71,6 +72,7 @@ class AdapterSettings:
     score: str = "interval"
     budget: float = 0.3
     prefix_rate: float = 0.06
+    temperature: float = 1.0
     divergence: float = 1.0
     entropy: float = 0.1
     rate: float = 1e-3
@@ -97,12 +99,12 @@ class AdapterSettings:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         not_negative(self, "divergence", "entropy", "weight_decay")
-        above_zero(self, "inner", "rate", "validation_minutes", "validation_pictures")
+        above_zero(self, "temperature", "inner", "rate", "validation_minutes", "validation_pictures")
 
     @property
-    def keeping(self) -> tuple[str, float, float]:
-        """What decides on the kept tokens: score, budget and prefix rate."""
-        return self.score, self.budget, self.prefix_rate
+    def keeping(self) -> tuple[str, float, float, float]:
+        """What decides on the kept tokens: score, budget, prefix rate and temperature."""
+        return self.score, self.budget, self.prefix_rate, self.temperature
 
     @classmethod
     def load(cls, path: Path) -> AdapterSettings:

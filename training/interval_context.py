@@ -35,7 +35,9 @@ class KeptDrafts:
 
 
 @torch.no_grad()
-def keep_drafts(drafter: Drafter, batch: CaptionedTokens, score: str, budget: float, prefix_rate: float) -> KeptDrafts:
+def keep_drafts(
+    drafter: Drafter, batch: CaptionedTokens, score: str, budget: float, prefix_rate: float, temperature: float = 1.0
+) -> KeptDrafts:
     """Replaces the tokens a device would keep by its drafts, drawn under teacher forcing.
 
     Kept are tokens behind the prefix whose score is under the (1 - budget) quantile of their picture.
@@ -44,12 +46,13 @@ def keep_drafts(drafter: Drafter, batch: CaptionedTokens, score: str, budget: fl
         score: which of the scores that `row_scores` knows.
         budget: share of the tokens behind the prefix that are not kept.
         prefix_rate: share of the tokens that the cloud draws first.
+        temperature: at which drafts are drawn and scored.
     """
     rows, clean = drafter(*batch), batch[2]
     log_probs, radius = rows.centre.float().log_softmax(-1), rows.radius.float()
     noise = -torch.empty_like(log_probs).exponential_().log()
-    drafts = (log_probs + noise).argmax(-1)
-    scores = row_scores(log_probs, radius)[score]
+    drafts = (log_probs / temperature + noise).argmax(-1)
+    scores = row_scores(log_probs, radius, temperature)[score]
     first = math.floor(prefix_rate * clean.shape[1])
     level = torch.quantile(scores[:, first:], 1.0 - budget, dim=1, keepdim=True)
     kept = scores <= level

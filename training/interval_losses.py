@@ -139,18 +139,19 @@ def distance_rows(centre: Tensor, target: Tensor, temperature: float = 1.0) -> T
     return 0.5 * (truth - draft).abs().sum(-1)
 
 
-def ranking_loss(centre: Tensor, radius: Tensor, distance: Tensor) -> Tensor:
+def ranking_loss(centre: Tensor, radius: Tensor, distance: Tensor, temperature: float = 1.0) -> Tensor:
     """Makes the score U of rows proportional to their distance to the target, a scalar; gradient to radius only.
 
     The cross-entropy from the share that each row has of all rows' distance to the share it has of their U, less its
     minimum. The scale of U has no part in it, and at the minimum U ranks the rows as the distance expected of them.
 
     Args:
-        centre: draft log-probabilities (..., V).
+        centre: draft log-probabilities (..., V) at temperature 1.
         radius: (..., V) or (..., 1).
-        distance: (...).
+        distance: (...), at the temperature that tokens are drawn at.
+        temperature: that temperature; U is of the rows at it, too.
     """
-    measures = interval_measures(centre.detach(), radius)
+    measures = interval_measures((centre.detach() / temperature).log_softmax(-1), radius)
     uncertainty = score("interval", measures, centre.shape[-1]).flatten().clamp(min=1e-6).log()
     shares = distance.detach().flatten().clamp(min=1e-6)
     shares = shares / shares.sum()
@@ -218,7 +219,7 @@ def interval_loss(
         ends = _anchor(high, mass, settings) + _anchor(low, mass, settings) + weights * low_entropy
         loss = loss + bounds * ends.mean()
     distance = distance_rows(centre.detach(), target, temperature)
-    listwise = ranking_loss(centre, radius, distance)
+    listwise = ranking_loss(centre, radius, distance, temperature)
     if ranking:
         loss = loss + ranking * listwise
     with torch.no_grad():

@@ -102,13 +102,15 @@ class UncertaintyReport:
         )
 
 
-def row_scores(log_probs: Tensor, radius: Tensor) -> dict[str, Tensor]:
+def row_scores(log_probs: Tensor, radius: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
     """Every score that a row itself tells: all of `SCORES` but `random`.
 
     Args:
-        log_probs: draft log-probabilities (..., V).
+        log_probs: draft log-probabilities (..., V) at temperature 1.
         radius: (..., V) or (..., 1).
+        temperature: at which tokens are drawn: the scores are those of the law that a token really has.
     """
+    log_probs = (log_probs / temperature).log_softmax(-1)
     measures = interval_measures(log_probs, radius)
     scores = {name: score(name, measures, log_probs.shape[-1]) for name in ("interval", "width", "entropy")}
     return scores | {"sigma": measures[..., 1], "1-maxp": 1.0 - log_probs.amax(-1).exp()}
@@ -128,7 +130,7 @@ def measure_rows(
 
     Args:
         guidance: scale of the target's guidance.
-        temperature: at which the distance is measured.
+        temperature: at which tokens are drawn: of the distance and the scores.
         size: pictures a pass.
         bf16: compute the two models under autocast.
     """
@@ -144,7 +146,7 @@ def measure_rows(
             "distance": distance_rows(draft, truth, temperature),
             "inside": (mass * ((log_odds(truth) - log_odds(draft)).abs() <= radius)).sum(-1),
             "radius": (mass * radius).sum(-1),
-            **row_scores(draft, radius),
+            **row_scores(draft, radius, temperature),
         }
         for name, value in figures.items():
             parts.setdefault(name, []).append(value.flatten().cpu())
@@ -207,7 +209,7 @@ def calibrate(
         seeds = [seed + index for index in range(start, start + len(part))]
         tokens = sample_tokens(engine, part, sampling.unguided(), seeds)
         rows = drafter(*_padded(part, drafter.config.transformer.prefix_rows, device), tokens.to(device))
-        found = row_scores(rows.centre.float().log_softmax(-1), rows.radius.float())
+        found = row_scores(rows.centre.float().log_softmax(-1), rows.radius.float(), sampling.temperature)
         for name in ALL_SCORES[:3]:
             scores.setdefault(name, []).append(found[name].flatten().cpu())
     quantiles = {name: quantiles_of(torch.cat(values).numpy()) for name, values in scores.items()}

@@ -7,13 +7,15 @@ kept token is judged by is the draft's own: it always stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cloud.acceptance import Judgement, Lossless, coupled_sample, inverse_sample, judge_block, judge_chain
+from cloud.engine import Feed
 from cloud.methods.sampler import sample_until
 from cloud.session import Session, Work
 from protos import ciar_pb2 as pb
@@ -43,6 +45,15 @@ class _Chunk:
         return [Provenance.VERIFIED if mark else Provenance.KEPT for mark in self.uncertain]
 
 
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """A draft with its failures replaced, the rows it was judged by at last, and how far the target has read it so."""
+
+    tokens: list[int]
+    rows: Tensor
+    read: int
+
+
 def verify_uncertain(session: Session) -> Work:
     """Samples the prefix, then judges the uncertain tokens of drafts until the picture is complete."""
     selective = session.request.selective
@@ -57,7 +68,11 @@ def verify_uncertain(session: Session) -> Work:
         rows = None
         if any(chunk.uncertain) or any(chunk.audited):
             rows = yield from session.target_rows(chunk.tokens, behind=False)
-        _settle(session, chunk, rows, selective.local_repair)
+        if rows is not None and any(chunk.uncertain) and selective.local_repair:
+            repair = yield from _repaired(session, chunk, rows)
+            _settle(session, chunk, repair.rows, repair)
+        else:
+            _settle(session, chunk, rows)
 
 
 def _marked(session: Session, draft: pb.Draft) -> _Chunk:
@@ -79,16 +94,16 @@ def _marked(session: Session, draft: pb.Draft) -> _Chunk:
     return _Chunk(draft, uncertain, [pick and not mark for pick, mark in zip(chosen, uncertain, strict=True)])
 
 
-def _settle(session: Session, chunk: _Chunk, rows: Tensor | None, local: bool) -> None:
+def _settle(session: Session, chunk: _Chunk, rows: Tensor | None, repair: _Repair | None = None) -> None:
     """Judges, commits, and tells the device."""
     draft = chunk.draft
     verdict = pb.Verdict(epoch=draft.epoch, start=draft.start, accepted=len(draft.ids))
     if rows is not None:
         verdict.audited.extend(rows[i, draft.ids[i]].item() for i, pick in enumerate(chunk.audited) if pick)
-    if rows is None or not any(chunk.uncertain):
+    if repair is not None:
+        _commit_repair(session, chunk, repair, verdict)
+    elif rows is None or not any(chunk.uncertain):
         session.commit(draft.ids, chunk.provenance)
-    elif local:
-        _repair(session, chunk, rows, verdict)
     else:
         _truncate(session, chunk, rows, verdict)
     verdict.cost.CopyFrom(session.cost.taken())
@@ -109,26 +124,47 @@ def _truncate(session: Session, chunk: _Chunk, rows: Tensor, verdict: pb.Verdict
         session.epoch += 1
 
 
-def _repair(session: Session, chunk: _Chunk, rows: Tensor, verdict: pb.Verdict) -> None:
-    """Replaces every token that fails, each by its own row, and keeps the rest: one round trip, approximate."""
-    replaced = _failures(session, chunk, rows)
-    tokens, kinds = list(chunk.tokens), chunk.provenance
-    for place, token in replaced.items():
-        tokens[place], kinds[place] = token, Provenance.CORRECTED
-    session.commit(tokens, kinds)
-    if replaced:
-        session.roll_back(chunk.draft.start + min(replaced))
-    verdict.corrected.extend(replaced.keys())
-    verdict.replacements.extend(replaced.values())
+def _commit_repair(session: Session, chunk: _Chunk, repair: _Repair, verdict: pb.Verdict) -> None:
+    """Keeps the draft with every failure replaced."""
+    kinds = chunk.provenance
+    replaced = [place for place, token in enumerate(chunk.tokens) if repair.tokens[place] != token]
+    for place in replaced:
+        kinds[place] = Provenance.CORRECTED
+    session.commit(repair.tokens, kinds)
+    session.roll_back(chunk.draft.start + repair.read)
+    verdict.corrected.extend(replaced)
+    verdict.replacements.extend(repair.tokens[place] for place in replaced)
+
+
+def _repaired(session: Session, chunk: _Chunk, rows: Tensor) -> Generator[Feed, Any, _Repair]:
+    """Replaces what fails and keeps the rest: one round trip, approximate.
+
+    With the shared noise a replacement is the target's own sample, so the uncertain tokens behind it are judged anew,
+    by rows that have read it, until all of them are the target's samples behind one another: what stays approximate
+    are the kept tokens between them, which were drawn without the replacements. A pass settles a failure at least, most
+    often all.
+    """
+    assert session.request.rule is not None
+    tokens, places = list(chunk.tokens), [place for place, mark in enumerate(chunk.uncertain) if mark]
+    if session.request.rule.name != "gumbel":
+        replaced = _failures(session, chunk, rows)
+        for place, token in replaced.items():
+            tokens[place] = token
+        return _Repair(tokens, rows, min(replaced, default=len(tokens)))
+    shared = session.gumbel(chunk.draft.start, len(rows))
+    while True:
+        own = coupled_sample(rows, shared).tolist()
+        failed = [place for place in places if own[place] != tokens[place]]
+        for place in failed:
+            tokens[place] = own[place]
+        if not failed or failed[0] == places[-1]:
+            return _Repair(tokens, rows, min(failed, default=len(tokens)))
+        rows = torch.cat([rows[: failed[0] + 1], (yield from session.reread_rows(tokens, failed[0]))])
 
 
 def _failures(session: Session, chunk: _Chunk, rows: Tensor) -> dict[int, int]:
     """Places of uncertain tokens that fail on their own, with their replacements."""
-    assert session.request.rule is not None
     places = [place for place, mark in enumerate(chunk.uncertain) if mark]
-    if session.request.rule.name == "gumbel":
-        own = coupled_sample(rows, session.gumbel(chunk.draft.start, len(rows))).tolist()
-        return {place: own[place] for place in places if own[place] != chunk.tokens[place]}
     draft, target = session.draft_probs(chunk.tokens), probabilities(rows)
     accept, resample = session.judging(len(rows))
     rule = Lossless()

@@ -104,11 +104,10 @@ class _Chooser:
 
 def _threshold(generation: Generation) -> Threshold:
     selection = generation.selection
-    budget = selection.drafted_budget(generation.transcript.grid)
-    if selection.threshold_mode == "absolute":
-        return make_threshold("absolute", budget, selection.threshold, ())
-    calibration = generation.models.calibration.quantiles(selection.score)
-    return make_threshold(selection.threshold_mode, budget, selection.threshold, calibration)
+    grid, mode = generation.transcript.grid, selection.threshold_mode
+    calibration = () if mode == "absolute" else generation.models.calibration.quantiles(selection.score)
+    budget, count = selection.drafted_budget(grid), grid.size - selection.prefix(grid)
+    return make_threshold(mode, budget, selection.threshold, calibration, count)
 
 
 class _SelectiveDrafter(DraftingLoop):
@@ -120,7 +119,8 @@ class _SelectiveDrafter(DraftingLoop):
             features = models.captions.encode(generation.prompt)
         pipelined = selection.mode == "pipelined"
         in_flight = (generation.in_flight or _FLIGHTS[selection.repair]) if pipelined else 1
-        super().__init__(generation, features, models.drafter(detail=True), in_flight)
+        cache = models.drafter(detail=True, temperature=generation.sampling.temperature)
+        super().__init__(generation, features, cache, in_flight)
         self.mode = generation.feature_mode
         self.encode = models.interval_encoder(self.mode)
         self.prefix = selection.prefix(grid)

@@ -225,7 +225,7 @@ def test_features_that_the_bundle_was_not_trained_for_are_refused_before_a_strea
         ({"verdict_seconds": 3601.0}, "verdict_seconds"),
         ({"verdict_seconds": float("nan")}, "verdict_seconds"),
         ({"method": "ciar", "rule": "block"}, "repair"),
-        ({"method": "ciar", "rule": "mrs"}, "repair"),
+        ({"method": "ciar", "rule": "mrs", "selection": SelectionSettings(mode="pipelined")}, "repair"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k"),

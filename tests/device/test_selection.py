@@ -21,7 +21,7 @@ from shared.thresholds import THRESHOLDS
     [
         ({"score": "vibes"}, "score: one of interval, width, entropy, random is needed, not 'vibes'"),
         ({"score": ""}, "score: "),
-        ({"threshold_mode": "median"}, "threshold_mode: one of quantile, maxnorm, absolute is needed, not 'median'"),
+        ({"threshold_mode": "median"}, "threshold_mode: one of quantile, average, maxnorm, absolute .* not 'median'"),
         ({"mode": "offline"}, "mode: one of sync, batched, pipelined is needed, not 'offline'"),
         ({"repair": "pray"}, "repair: one of truncate, local is needed, not 'pray'"),
         ({"features": "code32"}, "features: one of none, scalars, code64, full is needed, not 'code32'"),

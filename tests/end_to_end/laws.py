@@ -39,7 +39,7 @@ def mixed_law(bundle: Bundle, prefix: int) -> tuple[Law, float]:
     drafter = load_drafter(bundle.path("drafter.safetensors"))
     with torch.no_grad():
         rows = drafter(padded, lengths, tokens)
-    measures = interval_measures(rows.centre.log_softmax(-1), rows.radius)
+    measures = interval_measures((rows.centre / SAMPLING.temperature).log_softmax(-1), rows.radius)
     scores: Tensor = score("interval", measures, bundle.manifest.vocabulary)
     levels = torch.unique(scores[:, prefix:])
     middle = levels[len(levels) // 3 : -(len(levels) // 3)]

@@ -92,4 +92,5 @@ def test_a_threshold_starts_from_a_bundles_quantiles_at_the_budget(toy_bundle: B
     quantiles = Calibration.load(toy_bundle.path(CALIBRATION)).quantiles(score)
     for share, expected in ((0.6, False), (0.8, True)):
         value = float(np.interp(share, np.linspace(0.0, 1.0, QUANTILES), quantiles))
-        assert make_threshold("quantile", 0.3, None, quantiles).uncertain(value) is expected
+        for mode in ("quantile", "average"):
+            assert make_threshold(mode, 0.3, None, quantiles, 100).uncertain(value) is expected

@@ -16,6 +16,7 @@ from shared.errors import BundleError, SettingsError
 from shared.graphs import MAX_PROMPT_CHARACTERS, CaptionEncoder, DrafterCache, DraftRows
 
 PROMPT = "a red apple"
+ONE = np.array([1.0], np.float32)
 FIELDS = ("centre", "radius", "hidden", "measures")
 
 
@@ -151,20 +152,20 @@ def test_without_detail_rows_have_a_centre_alone_and_width_0_for_the_rest(
 
 
 class OlderGraph:
-    """A drafter as it was exported before there were interval measures."""
+    """A drafter as it was exported before there were interval measures, or a temperature of theirs."""
 
     def __init__(self, graph: onnxruntime.InferenceSession) -> None:
         self.graph = graph
 
     def get_inputs(self) -> list[Any]:
-        return [item for item in self.graph.get_inputs() if item.name != "detail_rows"]
+        return [item for item in self.graph.get_inputs() if item.name not in ("detail_rows", "temperature")]
 
     def get_outputs(self) -> list[Any]:
         return [item for item in self.graph.get_outputs() if item.name != "measures"]
 
     def run(self, output_names: Any, input_feed: dict[str, Any]) -> list[Any]:
         assert set(input_feed) == {item.name for item in self.get_inputs()}
-        return self.graph.run(output_names, input_feed | {"detail_rows": np.array([0])})
+        return self.graph.run(output_names, input_feed | {"detail_rows": np.array([0]), "temperature": ONE})
 
 
 def test_a_graph_without_measures_drafts_but_cannot_give_detail(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shared.errors import SettingsError
 from shared.sampling import SamplingSettings
 from tests.training.evaluation_sprites import sprite_set
 from training.data.errors import DataError
@@ -82,6 +83,18 @@ def test_a_sweep_is_every_combination_over_the_other_overrides():
 def test_ways_carry_the_rule_in_their_name():
     names = {asked: Way.named(asked, SamplingSettings()).name for asked in ("ar", "device", "sd", "sd-block")}
     assert names == {"ar": "ar", "device": "device", "sd": "sd-gumbel", "sd-block": "sd-block"}
+
+
+def test_ways_hand_their_options_to_the_device():
+    way = Way.named("ciar:cloud_budget=0.2,score=entropy,batch=4,in_flight=3", SamplingSettings())
+    asked = way.generate_settings(5)
+    assert (asked.selection.cloud_budget, asked.selection.score, asked.selection.batch) == (0.2, "entropy", 4)
+    assert (asked.in_flight, asked.seed) == (3, 5)
+    window = Way.named("csd:size=64,delta=0.5", SamplingSettings()).generate_settings(0)
+    assert (window.window.size, window.rule_options["delta"], window.in_flight) == (64, 0.5, 0)
+    for wrong in ("ar:in_flight=2", "csd:in_flight=2", "sd:sise=2", "ciar:in_flight=two"):
+        with pytest.raises(SettingsError):
+            Way.named(wrong, SamplingSettings())
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ DRAFTERS = {
     "caption summary": DrafterConfig(replace(BASE, summary_dim=8)),
 }
 CAPTION_LENGTH = 3
+TEMPERATURE = 0.6
 
 
 def drafter_of(config: DrafterConfig, seed: int = 0) -> Drafter:
@@ -105,7 +106,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def assert_rows(got: Any, expected: DrafterRows, rows: slice) -> None:
     for name in ("centre", "radius", "hidden"):
         np.testing.assert_allclose(getattr(got, name), getattr(expected, name)[0, rows].numpy(), atol=1e-4)
-    measures = interval_measures(expected.centre[0, rows].log_softmax(-1), expected.radius[0, rows])
+    measures = interval_measures((expected.centre[0, rows] / TEMPERATURE).log_softmax(-1), expected.radius[0, rows])
     np.testing.assert_allclose(got.measures, measures.numpy(), atol=1e-4)
 
 
@@ -114,7 +115,7 @@ def test_the_graph_computes_torchs_rows_in_every_order_of_feeding(exported: Any)
     config = drafter.config.transformer
     features, tokens = picture(config)
     truth = torch_rows(drafter, features, tokens)
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True, temperature=TEMPERATURE)
     assert_rows(cache.prefill(features), truth, slice(0, 1))
     assert_rows(cache.feed(tokens[:3]), truth, slice(1, 4))
     assert_rows(cache.feed(tokens[3:4]), truth, slice(4, 5))
@@ -127,7 +128,7 @@ def test_rows_after_a_rollback_are_those_of_the_tokens_that_remain(exported: Any
     config = drafter.config.transformer
     features, tokens = picture(config)
     wrong = [(token + 1) % config.vocabulary for token in tokens]
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True, temperature=TEMPERATURE)
     cache.prefill(features, tokens[:2] + wrong[2:5])
     cache.truncate(2)
     assert_rows(cache.feed(tokens[2:3]), torch_rows(drafter, features, tokens), slice(3, 4))
@@ -140,7 +141,7 @@ def test_a_replaced_token_is_seen_from_then_on_and_what_was_fed_behind_it_stays(
     config = drafter.config.transformer
     features, tokens = picture(config)
     other = (tokens[3] + 1) % config.vocabulary
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
+    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True, temperature=TEMPERATURE)
     before = cache.prefill(features, tokens[:4])
     cache.replace(3, other)
     assert_rows(cache.feed(tokens[4:5]), torch_rows(drafter, features, [*tokens[:3], other, *tokens[4:]]), slice(5, 6))
@@ -158,7 +159,7 @@ def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_compute
     drafter, graph = exported
     config = drafter.config.transformer
     features, tokens = picture(config)
-    detailed = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True)
+    detailed = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True, temperature=TEMPERATURE)
     bare = DrafterCache(graph, config.prefix_rows, len(tokens))
     assert {name for name in bare._outputs if not name.startswith("present_")} == {"centre"}
     np.testing.assert_allclose(bare.prefill(features).centre, detailed.prefill(features).centre, atol=1e-6)
@@ -169,6 +170,7 @@ def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_compute
     }
     feeds = {"caption": np.zeros((1, 0, config.caption_dim), np.float32), "caption_length": np.array([0])}
     feeds |= {"tokens": np.array([tokens[:4]]), "detail_rows": np.array([0])}
+    feeds["temperature"] = np.array([TEMPERATURE], np.float32)
     if config.summary_dim:
         feeds["caption_mean"] = np.zeros((1, config.caption_dim), np.float32)
     shapes = [rows.shape[1] for rows in graph.run(["centre", "radius", "hidden", "measures"], feeds | past)]

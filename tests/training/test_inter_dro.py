@@ -202,7 +202,8 @@ def test_mixing_weighs_every_term_of_the_middle(rows: tuple[Tensor, Tensor]) -> 
     assert float(half) == pytest.approx(0.5 * float(whole + unweighted), rel=1e-5)
 
 
-def test_ranking_makes_the_score_follow_the_distance(rows: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_ranking_makes_the_score_follow_the_distance(rows: tuple[Tensor, Tensor], temperature: float) -> None:
     """A radius that knows nothing but how far each row is off learns the order; the scale of all scores has no part."""
     centre, target = rows
     distance = distance_rows(centre, target, 0.5)
@@ -212,17 +213,17 @@ def test_ranking_makes_the_score_follow_the_distance(rows: tuple[Tensor, Tensor]
     course = []
     for _ in range(100):
         optimizer.zero_grad()
-        loss = ranking_loss(centre, functional.softplus(raw), distance)
+        loss = ranking_loss(centre, functional.softplus(raw), distance, temperature)
         course.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
     assert course[0] > 0.05
     assert 0.0 <= course[-1] < 0.02
-    measures = interval_measures(centre, functional.softplus(raw.detach()))
+    warped = (centre / temperature).log_softmax(-1)
+    measures = interval_measures(warped, functional.softplus(raw.detach()))
     assert spearman(score("interval", measures, VOCABULARY).numpy(), distance.numpy()) > 0.98
-    assert float(ranking_loss(centre, functional.softplus(raw.detach()), 0.3 * distance)) == pytest.approx(
-        course[-1], abs=5e-3
-    )
+    again = ranking_loss(centre, functional.softplus(raw.detach()), 0.3 * distance, temperature)
+    assert float(again) == pytest.approx(course[-1], abs=5e-3)
 
 
 def test_rows_without_distance_or_uncertainty_rank_without_nan(rows: tuple[Tensor, Tensor]) -> None:

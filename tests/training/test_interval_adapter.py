@@ -81,15 +81,16 @@ def test_the_least_uncertain_tokens_behind_the_prefix_are_kept(batch: CaptionedT
         assert row[kept].max() < row[~kept].min()
 
 
-def test_kept_tokens_are_drafts_and_the_others_clean(batch: CaptionedTokens) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_kept_tokens_are_drafts_and_the_others_clean(batch: CaptionedTokens, temperature: float) -> None:
     _, drafter = toy_models()
     torch.manual_seed(0)
-    many = [keep_drafts(drafter, batch, "width", 0.3, PREFIX_RATE) for _ in range(400)]
+    many = [keep_drafts(drafter, batch, "width", 0.3, PREFIX_RATE, temperature) for _ in range(400)]
     drafts = torch.stack([one.tokens for one in many])
     kept = many[0].kept
     assert torch.equal(drafts[:, ~kept], batch[2][~kept].expand(400, -1))
     with torch.no_grad():
-        probs = drafter(*batch).centre.softmax(-1)[kept]
+        probs = (drafter(*batch).centre / temperature).softmax(-1)[kept]
     share = torch.nn.functional.one_hot(drafts[:, kept], CONFIG.vocabulary).double().mean(0)
     assert float((share - probs).abs().max()) < 4.5 * (0.25 / 400) ** 0.5
 

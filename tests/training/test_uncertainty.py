@@ -141,20 +141,31 @@ def captions(cache: TokenCache) -> list[Tensor]:
     return [caption_of(cache, item, CONFIG.prefix_rows) for item in range(6)]
 
 
+def test_scores_are_those_of_the_law_at_the_temperature(batch: CaptionedTokens) -> None:
+    with torch.no_grad():
+        rows = toy_models()[1](*batch)
+    cold = (rows.centre / 0.5).log_softmax(-1)
+    scores = row_scores(rows.centre.log_softmax(-1), rows.radius, 0.5)
+    torch.testing.assert_close(scores["entropy"], -(cold.exp() * cold).sum(-1))
+    torch.testing.assert_close(scores["1-maxp"], 1.0 - cold.exp().amax(-1))
+    assert (scores["entropy"] < row_scores(rows.centre.log_softmax(-1), rows.radius)["entropy"]).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_calibration_holds_the_scores_of_what_the_drafter_draws(
-    captions: list[Tensor], batch: CaptionedTokens
+    captions: list[Tensor], batch: CaptionedTokens, temperature: float
 ) -> None:
     _, drafter = toy_models()
-    sampling = SamplingSettings(guidance=GUIDANCE)
+    sampling = SamplingSettings(temperature, guidance=GUIDANCE)
     content = calibrate(drafter, captions, sampling, at_once=4, precision="fp32", seed=5)
     calibration = Calibration.from_dict(json.loads(json.dumps(content)))
     assert content["pictures"] == 6
     assert content["guidance"] == GUIDANCE
     engine = open_engine(drafter.transformer, 6, torch.device("cpu"), "fp32")
-    tokens = sample_tokens(engine, captions, SamplingSettings(), [5, 6, 7, 8, 9, 10])
+    tokens = sample_tokens(engine, captions, SamplingSettings(temperature), [5, 6, 7, 8, 9, 10])
     with torch.no_grad():
         rows = drafter(batch[0], batch[1], tokens)
-    scores = row_scores(rows.centre.log_softmax(-1), rows.radius)
+    scores = row_scores(rows.centre.log_softmax(-1), rows.radius, temperature)
     for name in ("interval", "width", "entropy"):
         values = np.sort(scores[name].flatten().numpy())
         quantiles = calibration.quantiles(name)

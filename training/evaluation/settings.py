@@ -103,7 +103,7 @@ class Way:
     """One way to draw: a method, its rule, the warp, and what else was asked of the method.
 
     Args:
-        options: the text that `selection`, `window` and `rule_options` were read from.
+        options: the text that `selection`, `window`, `rule_options` and `in_flight` were read from.
     """
 
     method: Method
@@ -113,6 +113,7 @@ class Way:
     selection: SelectionSettings = field(default_factory=SelectionSettings)
     window: WindowSettings = field(default_factory=WindowSettings)
     rule_options: Mapping[str, float] = field(default_factory=dict)
+    in_flight: int = 0
 
     @classmethod
     def named(cls, name: str, sampling: SamplingSettings) -> Way:
@@ -127,7 +128,9 @@ class Way:
         method = find_method(method_name)
         rule = find_rule(method, rule_name)
         given = dict(_pair(option) for option in options.split(",") if option)
-        selection, window = SelectionSettings(), WindowSettings()
+        selection, window, in_flight = SelectionSettings(), WindowSettings(), 0
+        if method.device_role in ("drafter", "selective drafter"):
+            in_flight = int(_number("in_flight", given.pop("in_flight", "0")))
         if method.device_role == "selective drafter":
             selection = _taken(selection, given)
             selection.check_rule(rule)
@@ -136,7 +139,8 @@ class Way:
         numbers = {key: _number(key, text) for key, text in given.items()}
         if numbers and rule is None:
             raise SettingsError(f"{name}: method {method_name} knows no option {min(numbers)}")
-        return cls(method, rule, sampling, options, selection, window, rule.settings(numbers) if rule else {})
+        rule_options = rule.settings(numbers) if rule else {}
+        return cls(method, rule, sampling, options, selection, window, rule_options, in_flight)
 
     @property
     def name(self) -> str:
@@ -154,6 +158,7 @@ class Way:
             selection=self.selection,
             rule_options=self.rule_options,
             window=self.window,
+            in_flight=self.in_flight,
         )
 
 

@@ -87,6 +87,7 @@ class DrafterStep(nn.Module):
         tokens: Tensor,
         past: list[Tensor],
         detail_rows: Tensor,
+        temperature: Tensor,
         caption_mean: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Rows of p caption rows and n tokens that follow the past rows.
@@ -98,6 +99,7 @@ class DrafterStep(nn.Module):
             past: keys and values of the layers in turn, each (1, past, kv_heads*head_dim).
             detail_rows: d (1,), for how many of the last rows radius, hidden states and measures are wanted: a runtime
                 computes a whole graph, whichever outputs it is asked for.
+            temperature: (1,), at which tokens are drawn: the measures are of rows at that temperature.
             caption_mean: mean feature row of the picture's caption (1, caption_dim), in every call: an input of
                 drafters with a caption summary only.
 
@@ -114,16 +116,18 @@ class DrafterStep(nn.Module):
         if caption_mean is not None:
             x = x + model.summary(caption_mean)
         attention = CachedAttention(cache, new_rows)
-        rows = self._inter_head(model.run(x, indices, attention), detail_rows)
+        rows = self._inter_head(model.run(x, indices, attention), detail_rows, temperature)
         return tuple(value.unsqueeze(0) for value in (*rows, *attention.present))
 
-    def _inter_head(self, hidden: Tensor, detail_rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _inter_head(
+        self, hidden: Tensor, detail_rows: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `Drafter.rows` computes, with everything but the centre for the last rows only."""
         normed = self.drafter.transformer.norm(hidden)
         centre = self.drafter.transformer.head(normed)
         start = hidden.shape[0] - detail_rows[0]
         radius = functional.softplus(self.drafter.radius(normed[start:]))
-        measures = interval_measures(centre[start:].float().log_softmax(-1), radius)
+        measures = interval_measures((centre[start:].float() / temperature).log_softmax(-1), radius)
         return centre, radius, hidden[start:], measures
 
 
@@ -138,7 +142,7 @@ def export_drafter(drafter: Drafter, path: Path, tolerance: float = 1e-4) -> Non
     config = drafter.config.transformer
     inputs = {"caption": {1: "caption_rows"}, "caption_length": {}, "tokens": {1: "token_rows"}}
     inputs |= {f"past_{index}": {1: "past_rows"} for index in range(2 * config.layers)}
-    inputs["detail_rows"] = {}
+    inputs |= {"detail_rows": {}, "temperature": {}}
     if config.summary_dim:
         inputs["caption_mean"] = {}
     outputs = {"centre": {1: "rows"}} | {name: {1: "detailed"} for name in ("radius", "hidden", "measures")}
@@ -162,6 +166,7 @@ def _dummy(config: TransformerConfig) -> DummyInputs:
         "tokens": torch.randint(config.vocabulary, (1, tokens), generator=generator),
         "past": [torch.randn(1, past, width, generator=generator) for _ in range(2 * config.layers)],
         "detail_rows": torch.tensor([tokens]),
+        "temperature": torch.tensor([0.7]),
     }
     if config.summary_dim:
         inputs["caption_mean"] = torch.randn(1, config.caption_dim, generator=generator)
