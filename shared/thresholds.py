@@ -98,7 +98,7 @@ class Quantile:
         spent = self._spent[-1] if self._spent else 0
         share = (self.budget * self.count - spent) / (self.count - len(self._spent))
         # By ranks of the calibration: its scores span orders of magnitude.
-        verdict = share >= 1.0 or float(np.interp(score, self.calibration, self._ranks)) > 1.0 - max(0.0, share)
+        verdict = share >= 1.0 or float(np.interp(score, self.calibration, self._ranks)) > 1.0 - share
         self._spent.append(spent + verdict)
         return verdict
 

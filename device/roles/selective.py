@@ -85,7 +85,9 @@ class _Chooser:
         self.scores = np.full(self.generation.transcript.grid.size, np.nan)
 
     def uncertain(self, position: int, rows: DraftRows) -> bool:
-        """Decides on the position behind the rows; positions come in order."""
+        """Decides on the position behind the rows; positions come in order, and those of the prefix are the cloud's."""
+        if position < self.first:
+            return True
         value = self._score(position, rows)
         self.scores[position] = value
         return self.threshold.uncertain(value)
@@ -279,6 +281,4 @@ class _SelectiveDrafter(DraftingLoop):
             with generation.clock("draft"):
                 self.catch_up(len(generation.transcript))
                 token = self._token(len(generation.transcript))
-            # Before the prefix is complete nothing was decided on: all of it was the cloud's to sample.
-            owed = token.uncertain or len(generation.transcript) < self.prefix
-            generation.commit([token.id], Provenance.DEGRADED if owed else Provenance.KEPT)
+            generation.commit([token.id], Provenance.DEGRADED if token.uncertain else Provenance.KEPT)
