@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,9 @@ def plot_fronts(
         for front, points in lines.items():
             x, y = ([getattr(point, which) for point in points] for which in (cost, quality))
             axis.plot(x, y, marker="o", markersize=3, label=front)
-        for mark, point in marks.items():
+        for (mark, point), place in zip(marks.items(), cycle((0.01, 0.92)), strict=False):  # apart, as lines may not be
             axis.axhline(getattr(point, quality), linestyle=":", color="grey")
-            axis.annotate(mark, (0.01, getattr(point, quality)), xycoords=("axes fraction", "data"), fontsize=8)
+            axis.annotate(mark, (place, getattr(point, quality)), xycoords=("axes fraction", "data"), fontsize=8)
         axis.set(xlabel=label, ylabel=name)
     axes[0].legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
