@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cloud.acceptance import Judgement, Lossless, coupled_sample, inverse_sample, judge_block, judge_chain
 from cloud.engine import Feed
-from cloud.methods.sampler import sample_until
+from cloud.methods.sampler import sample_ahead
 from cloud.session import Session, Work
 from protos import ciar_pb2 as pb
 from shared.audit import audited
@@ -59,10 +59,7 @@ def verify_uncertain(session: Session) -> Work:
     selective = session.request.selective
     assert selective is not None
     yield from session.prefill()
-    while session.position < min(selective.prefix, session.transcript.grid.size):
-        start = session.position
-        yield from sample_until(session, start + 1)
-        session.send_tokens(start)
+    yield from sample_ahead(session, selective.prefix)
     while not session.complete:
         chunk = _marked(session, (yield from session.next_draft()))
         rows = None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cloud.acceptance import coupled_sample
 from cloud.engine import Engine, Feed
+from cloud.methods import sampler
 from cloud.methods.interval_verifier import verify_uncertain
 from cloud.models.transformer import Transformer
 from cloud.session import AWAIT_DRAFT, Request, Selective, Session
@@ -512,7 +513,7 @@ def test_local_repair_reads_again_only_from_a_failure_on_and_only_for_uncertain_
 
 
 @pytest.mark.parametrize(("held", "prefix"), [(0, 0), (0, 3), (2, 3), (3, 3), (5, 3), (0, SIZE)])
-def test_the_prefix_is_the_clouds_own_sample_and_streamed_token_by_token(
+def test_the_prefix_is_the_clouds_own_sample_and_streamed_as_passes_settle_it(
     begin: Callable[..., Talk], model: Transformer, held: int, prefix: int
 ) -> None:
     plain: list[int] = []
@@ -522,13 +523,26 @@ def test_the_prefix_is_the_clouds_own_sample_and_streamed_token_by_token(
         shared = noise.gumbel(11, Purpose.TOKEN, [position], VOCABULARY)[0]
         plain.append(int(coupled_sample(row, torch.from_numpy(shared))))
     talk = begin(plain[:held], prefix=prefix)
-    kinds = [message.WhichOneof("body") for message in talk.sent]
-    assert kinds == ["opened", *["tokens"] * max(0, prefix - held)]
-    shown = [(message.tokens.start, list(message.tokens.ids)) for message in talk.sent[1:]]
-    assert shown == [(position, [plain[position]]) for position in range(held, prefix)]
+    shown = list(plain[:held])
+    for message in talk.sent[1:]:
+        assert message.WhichOneof("body") == "tokens"
+        assert message.tokens.start == len(shown)
+        shown += message.tokens.ids
+    assert shown == plain[: max(held, prefix)]
+    # The first token is known behind what prefill read; every later message took a pass.
+    assert len(talk.passes) == max(1, len(talk.sent) - 1)
     assert talk.tokens == plain[: max(held, prefix)]
     assert talk.session.transcript.count(Provenance.SAMPLED) == max(held, prefix)
     assert talk.ended == (prefix == SIZE)
+
+
+def test_a_plain_beginning_takes_a_pass_or_two(
+    begin: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "coupled_sample", lambda rows, shared: torch.full(rows.shape[:-1], 3))
+    talk = begin(prefix=9)
+    assert talk.tokens == [3] * 9
+    assert len(talk.passes) == 2  # prefill, and one over eight right guesses
 
 
 def test_the_law_is_told_as_lossy(begin: Callable[..., Talk]) -> None:
