@@ -54,6 +54,10 @@ class ElementwiseRule(ABC):
     def chances(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
         """Probability (..., V) that each token is accepted, given rows (..., V)."""
 
+    def accepted(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+        """Mass (..., V) of each token that is drafted and accepted: chances * draft."""
+        return self.chances(draft_probs, target_probs) * draft_probs
+
     def __call__(self, draft_probs: Tensor, target_probs: Tensor, tokens: Tensor) -> Tensor:
         return self.chances(draft_probs, target_probs).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
@@ -70,7 +74,7 @@ def tv_cost(rule: AcceptanceRule, draft_probs: Tensor, target_probs: Tensor) -> 
         return torch.zeros(draft_probs.shape[:-1], device=draft_probs.device)
     if not isinstance(rule, ElementwiseRule):
         return None
-    accepted = rule.chances(draft_probs, target_probs) * draft_probs
+    accepted = rule.accepted(draft_probs, target_probs)
     # The same difference, since TV = 1 - sum of minima and P(reject) = 1 - sum of what is accepted.
     return (accepted - torch.minimum(draft_probs, target_probs)).sum(-1).clamp_min(0.0)
 
@@ -129,10 +133,16 @@ class Csd(ElementwiseRule):
     normalised: bool = False
 
     def chances(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+        return (_ratio(target_probs, draft_probs) + self._bonus(draft_probs, target_probs)).clamp_max(1.0)
+
+    def accepted(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
+        # The same mass without a division: this is computed for every settled token, and must not be felt.
+        return torch.minimum(draft_probs, target_probs + self._bonus(draft_probs, target_probs) * draft_probs)
+
+    def _bonus(self, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
         unit = math.log(target_probs.shape[-1]) if self.normalised else 1.0
         gate = total_variation(draft_probs, target_probs) < self.delta
-        bonus = torch.where(gate, self.scale * entropy(target_probs) / unit, 0.0)
-        return (_ratio(target_probs, draft_probs) + bonus.unsqueeze(-1)).clamp_max(1.0)
+        return torch.where(gate, self.scale / unit * entropy(target_probs), 0.0).unsqueeze(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,11 +309,35 @@ class Session:
             while not self._drafts:
                 yield AWAIT_DRAFT
             draft = self._drafts.popleft()
+            if any(later.epoch > draft.epoch and later.start <= draft.start for later in self._drafts):
+                self.stale_drafts += 1
+                continue
+            if draft.epoch == self.epoch + 1 and self.request.selective and self.request.selective.local_repair:
+                self._retract(draft.start)
             if draft.epoch < self.epoch or (draft.epoch == self.epoch and draft.start < self.position):
                 self.stale_drafts += 1
                 continue
             self._check(draft)
             return draft
+
+    def _retract(self, start: int) -> None:
+        """Takes back what was judged from `start` on: the device has drawn it again behind a repair it had not seen.
+
+        Raises:
+            ProtocolError: `start` lies in the prefix, or behind what was judged.
+        """
+        assert self.request.selective is not None
+        first = max(1, self.request.selective.prefix)
+        if not first <= start <= self.position:
+            raise ProtocolError(
+                f"an epoch begins at position {start}, but only {first}..{self.position} may be drawn again"
+            )
+        self.transcript.truncate(start)
+        self.epoch += 1
+        # The row of the next position is that behind the last token, which is read again for it.
+        self._next_row = None
+        self.roll_back(start - 1)
+        self._added = {place: vector for place, vector in self._added.items() if place < start}
 
     def _check(self, draft: pb.Draft) -> None:
         if draft.epoch != self.epoch:

@@ -29,8 +29,8 @@ class SelectionSettings:
             ones less, `maxnorm` compares with the largest score of late, `absolute` with a fixed level.
         threshold: level of `maxnorm` and `absolute`; level 0 makes everything uncertain, infinity nothing.
         mode: `sync` asks at every uncertain token and waits (the paper), `batched` asks at the end of a row of tokens
-            or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly: with `local` repair it
-            draws rows without the corrections above them, which is fast and costs most of what these are worth.
+            or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly, and draws again what they
+            change. All three draw the same picture, but for `local` repair in `sync`, where a draft is one token long.
         repair: `truncate` drops a draft behind its first failure (every uncertain token is then exactly the cloud's);
             `local` corrects failures in place and keeps the rest (one round trip a row, approximate).
         batch: uncertain tokens a message; 0 lets a controller choose.

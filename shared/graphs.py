@@ -102,6 +102,11 @@ class DraftRows:
     hidden: Floats
     measures: Floats
 
+    def only(self, index: int) -> DraftRows:
+        """Row number `index` alone."""
+        part = slice(index, index + 1)
+        return DraftRows(self.centre[part], self.radius[part], self.hidden[part], self.measures[part])
+
 
 class DrafterCache:
     """One generation's drafter: feeds rows, keeps keys and values, rolls back.
@@ -181,19 +186,6 @@ class DrafterCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot roll the drafter back to {length} of {self.length} tokens")
         self._rows = self._prefix_rows + length
-
-    def replace(self, position: int, token: int) -> None:
-        """Feeds another token at a position that was fed. The rows behind it are kept, as they were without it.
-
-        Raises:
-            ValueError: fewer tokens were fed.
-        """
-        held = self._rows
-        self.truncate(position)
-        if self._rows == held:
-            raise ValueError(f"cannot replace token {position} of {self.length} tokens")
-        self.feed([token])
-        self._rows = held
 
     def _run(self, caption: Floats, caption_length: int, tokens: Sequence[int]) -> DraftRows:
         feeds: dict[str, Any] = {

@@ -109,10 +109,14 @@ class DraftingLoop(ABC):
             return last.start + len(last.ids)
         return len(self.generation.transcript)
 
+    @property
+    def known(self) -> list[int]:
+        """The tokens that are committed or in flight."""
+        return self.generation.transcript.tokens + [token for message, _ in self.flying for token in message.ids]
+
     def catch_up(self, start: int) -> None:
         """Feeds what is committed or in flight and the drafter has not seen: corrections, bonuses, the last token."""
-        known = self.generation.transcript.tokens + [token for message, _ in self.flying for token in message.ids]
-        for token in known[self.cache.length : start]:
+        for token in self.known[self.cache.length : start]:
             self.rows = self.cache.feed([token])
 
     def truncate(self, position: int) -> None:
@@ -149,7 +153,9 @@ class DraftingLoop(ABC):
     def _settle(self, verdict: pb.Verdict) -> None:
         """Checks a verdict; those of an old epoch, or that came twice, change nothing."""
         start = len(self.generation.transcript)
-        if verdict.epoch != self.generation.epoch or verdict.start < start:
+        # A draft that a repair left as it was keeps the epoch it was sent in.
+        epoch = self.flying[0][0].epoch if self.flying else self.generation.epoch
+        if verdict.epoch != epoch or verdict.start < start:
             return
         if not self.flying or verdict.start != self.flying[0][0].start or verdict.start != start:
             raise ProtocolError(f"a verdict came for position {verdict.start}, but {start} is next")

@@ -32,8 +32,8 @@ from shared.transcript import Provenance
 __all__ = ["draft_selectively"]
 
 _PLAIN = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, guidance=1.0)
-_FLIGHTS = {"truncate": 2, "local": 8}
-"""Drafts in flight when pipelined: behind a failure they are lost, but local repair loses none."""
+_FLIGHTS = {"truncate": 2, "local": 3}
+"""Drafts in flight when pipelined: behind a failure they are lost, but with local repair only if it changes them."""
 
 
 def draft_selectively(generation: Generation) -> None:
@@ -63,6 +63,10 @@ class _Token:
     uncertain: bool
     log_prob: float
     feature: bytes
+
+    def drawn_as(self, other: _Token) -> bool:
+        """Whether the same was drawn and decided; features may differ in their last digits."""
+        return (self.id, self.uncertain) == (other.id, other.uncertain)
 
 
 @dataclass
@@ -140,7 +144,18 @@ class _SelectiveDrafter(DraftingLoop):
 
     def may_draft(self) -> bool:
         """Not before the prefix is there: the first decision lies behind it."""
-        return len(self.generation.transcript) >= self.prefix and super().may_draft()
+        return len(self.generation.transcript) >= self.prefix and super().may_draft() and self.next < self._end
+
+    @property
+    def _end(self) -> int:
+        """Where the next draft ends at the latest.
+
+        The verifier is done when it has judged the last token, and takes nothing back then. So where a repair may
+        change what is in flight, the last row of tokens waits until nothing is.
+        """
+        grid = self.generation.transcript.grid
+        waits = bool(self.flying) and self.generation.selection.repair == "local"
+        return grid.size - grid.cols if waits else grid.size
 
     def propose(self, start: int) -> pb.Draft:
         begun = time.perf_counter()
@@ -161,39 +176,39 @@ class _SelectiveDrafter(DraftingLoop):
         self.catch_up(start)
         tokens: list[_Token] = []
         uncertain = 0
-        for position in range(start, grid.size):
+        for position in range(start, self._end):
             if tokens:
                 self.rows = self.cache.feed([tokens[-1].id])
-            tokens.append(self._token(position))
+            tokens.append(self._token(position, self.rows))
             uncertain += tokens[-1].uncertain
             row_ends = position + 1 == grid.row_end(position) and not sync
             if uncertain and (uncertain == batch or row_ends):
                 break
         return tokens
 
-    def _token(self, position: int) -> _Token:
-        uncertain = self.chooser.uncertain(position, self.rows)
-        log_probs = self.generation.draft_row(self.rows.centre[-1])
+    def _token(self, position: int, rows: DraftRows) -> _Token:
+        """Decides on and draws the token behind the rows."""
+        uncertain = self.chooser.uncertain(position, rows)
+        log_probs = self.generation.draft_row(rows.centre[-1])
         drawn = self.generation.draw(position, log_probs)
-        return _Token(drawn, uncertain, float(log_probs[drawn]), b"" if uncertain else self._feature(drawn))
+        return _Token(drawn, uncertain, float(log_probs[drawn]), b"" if uncertain else self._feature(drawn, rows))
 
-    def _feature(self, token: int) -> bytes:
+    def _feature(self, token: int, rows: DraftRows) -> bytes:
         """What travels with a kept token, from the row it was drawn from."""
         if self.mode == "none":
             return b""
-        scalars = interval_scalars(warp(self.rows.centre[-1:], _PLAIN), self.rows.radius[-1:], np.array([token]))
+        scalars = interval_scalars(warp(rows.centre[-1:], _PLAIN), rows.radius[-1:], np.array([token]))
         if self.encode is None:
             return pack(self.mode, scalars[:, :3])
-        return pack(self.mode, self.encode(self.rows.hidden[-1:], scalars))
+        return pack(self.mode, self.encode(rows.hidden[-1:], scalars))
 
     def catch_up(self, start: int) -> None:
         """As for any drafter, but in one call where rows need not equal those of a shadow drafter to the last bit."""
         rule = self.generation.rule
         if rule is not None and rule.needs_draft_probs:
             return super().catch_up(start)
-        known = self.generation.transcript.tokens + [token for message, _ in self.flying for token in message.ids]
-        if len(known[:start]) > self.cache.length:
-            self.rows = self.cache.feed(known[self.cache.length : start])
+        if len(self.known[:start]) > self.cache.length:
+            self.rows = self.cache.feed(self.known[self.cache.length : start])
 
     # -- verdicts ---------------------------------------------------------------------------------------------------
 
@@ -225,23 +240,42 @@ class _SelectiveDrafter(DraftingLoop):
             tokens[place].id = token
         self._commit(tokens[: verdict.accepted], replaced)
         if replaced:
-            self._repair(draft.start, replaced)
+            with self.generation.clock("draft"):
+                self._repair(draft.start + min(replaced))
         if verdict.HasField("token"):
             position = len(self.generation.transcript)
             self.reject(position)
             self.generation.commit([verdict.token], Provenance.CORRECTED)
             self.chooser.truncate(position + 1)
 
-    def _repair(self, start: int, replaced: dict[int, int]) -> None:
-        """Lets the drafter know what was corrected in place, at places behind `start`.
+    def _repair(self, place: int) -> None:
+        """Draws again what was drafted without a correction at `place`; what comes out as it was stays in flight.
 
-        Rows that were drafted meanwhile are not computed again: their tokens were drawn without the correction anyway,
-        and to feed them all at every verdict took a third of the drafting time.
+        The noise of a position is fixed, so a draft whose rows change little comes out the same. One that does not is
+        void with all behind it, and a new epoch begins where it began (methods.md 5.7).
         """
+        self.truncate(place)
         if not self.flying:
-            return self.truncate(start + min(replaced))
-        for place, token in replaced.items():
-            self.cache.replace(start + place, token)
+            return
+        held = self.cache.length
+        rows = self.cache.feed(self.known[held : self.next])
+        self.chooser.truncate(len(self.generation.transcript))
+        for index, (message, _) in enumerate(self.flying):
+            before = [rows.only(message.start + i - held - 1) for i in range(len(message.ids))]
+            again = [self._token(message.start + i, row) for i, row in enumerate(before)]
+            if any(not new.drawn_as(old) for new, old in zip(again, self.drafts[index], strict=True)):
+                return self._void(index, message.start, before[0])
+        self.rows = rows
+
+    def _void(self, index: int, start: int, rows: DraftRows) -> None:
+        """Forgets the drafts in flight from number `index` on, which begins at `start`, behind these rows."""
+        while len(self.flying) > index:
+            self.flying.pop()
+        del self.drafts[index:]
+        self.generation.epoch += 1
+        self.chooser.truncate(start)
+        self.truncate(start)
+        self.rows = rows
 
     def _count(self, start: int, tokens: list[_Token], verdict: pb.Verdict) -> None:
         """Takes the audit's figures: one for each audited kept token that was committed."""
@@ -280,5 +314,5 @@ class _SelectiveDrafter(DraftingLoop):
         while not generation.transcript.complete:
             with generation.clock("draft"):
                 self.catch_up(len(generation.transcript))
-                token = self._token(len(generation.transcript))
+                token = self._token(len(generation.transcript), self.rows)
             generation.commit([token.id], Provenance.DEGRADED if token.uncertain else Provenance.KEPT)

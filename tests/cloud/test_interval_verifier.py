@@ -76,7 +76,7 @@ class Talk:
         self, ids: Sequence[int], marks: Sequence[bool], kept: Features | None = None, **changes: Any
     ) -> pb.Verdict:
         """What the verifier says of a draft behind the transcript; kept tokens come with features by position."""
-        start = self.session.position
+        start = changes.get("start", self.session.position)
         places = [start + i for i, mark in enumerate(marks) if not mark]
         told = {place: (kept or {}).get(place, feature(place)) for place in places}
         fields: dict[str, Any] = {
@@ -509,6 +509,58 @@ def test_local_repair_reads_again_only_from_a_failure_on_and_only_for_uncertain_
     assert talk.passes[before + 1] == [ids[1], ids[2], ids[3], ids[4]]
 
 
+# -- drawn again ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [2, 4, 5, 7])
+def test_a_draft_drawn_again_takes_back_what_was_judged_from_its_start_on(
+    begin: Callable[..., Talk], resumed: Callable[[Talk], Talk], model: Transformer, start: int
+) -> None:
+    talk, marks = begin([1, 2], local=True, prefix=2, audit=1.0), [K, U, K]
+    for _ in range(2):
+        talk.judge(right_draft(model, talk, marks), marks)
+    held = talk.tokens[:start]
+    talk.kept = {place: told for place, told in talk.kept.items() if place < start}
+    straight = begin(held, talk.session.transcript.provenance[:start], talk.kept, local=True, audit=1.0)
+    ids = [wrong(token) for token in right_draft(model, straight, [U, K, U, K])]
+    told = {start + i: feature(90 + i) for i in (1, 3)}
+    drawn = [t.judge(ids, [U, K, U, K], told, epoch=e, start=start) for t, e in ((talk, 1), (straight, 0))]
+    assert talk.session.epoch == drawn[0].epoch == 1
+    assert talk.tokens == straight.tokens
+    assert talk.tokens[:start] == held
+    assert list(drawn[0].corrected) == list(drawn[1].corrected) != []
+    np.testing.assert_allclose(drawn[0].audited, drawn[1].audited, rtol=1e-4)
+    assert_cache_is_fresh(talk, resumed(talk))
+
+
+@pytest.mark.parametrize(
+    ("fields", "local", "words"),
+    [
+        ({"epoch": 1, "start": 1}, True, r"an epoch begins at position 1, but only 2\.\.5 may be drawn again"),
+        ({"epoch": 1, "start": 6}, True, "an epoch begins at position 6"),
+        ({"epoch": 2, "start": 4}, True, "draft of epoch 2, but epoch 0 is current"),
+        ({"epoch": 1, "start": 4}, False, "draft of epoch 1, but epoch 0 is current"),
+    ],
+)
+def test_no_more_is_taken_back_than_the_device_may_draw_again(
+    begin: Callable[..., Talk], fields: dict[str, int], local: bool, words: str
+) -> None:
+    talk = begin([1, 2], local=local, prefix=2)
+    talk.judge([3, 4, 5], [K, K, K])
+    with pytest.raises(ProtocolError, match=words):
+        talk.judge([1], [K], **fields)
+
+
+def test_a_draft_whose_successor_is_there_already_is_not_judged(begin: Callable[..., Talk], model: Transformer) -> None:
+    talk, marks = begin([1, 2], local=True), [U, U]
+    ids = right_draft(model, talk, marks)
+    talk.session.deliver(pb.Draft(epoch=0, start=2, ids=[wrong(ids[0]), ids[1]], uncertain=b"\3"))
+    verdict = talk.judge(ids, marks, epoch=1)
+    assert (verdict.epoch, verdict.accepted, list(verdict.corrected)) == (1, 2, [])
+    assert talk.session.stale_drafts == 1
+    assert len(talk.passes) == 2
+
+
 # -- the prefix -----------------------------------------------------------------------------------------------------
 
 
@@ -536,9 +588,7 @@ def test_the_prefix_is_the_clouds_own_sample_and_streamed_as_passes_settle_it(
     assert talk.ended == (prefix == SIZE)
 
 
-def test_a_plain_beginning_takes_a_pass_or_two(
-    begin: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_beginning_takes_a_pass_or_two(begin: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "coupled_sample", lambda rows, shared: torch.full(rows.shape[:-1], 3))
     talk = begin(prefix=9)
     assert talk.tokens == [3] * 9

@@ -91,6 +91,29 @@ def test_modes_draw_the_same_picture(device: DeviceClient, features: str, level:
         np.testing.assert_array_equal(pictures[0].scores, pictures[2].scores)
 
 
+@pytest.mark.parametrize("level", [0.4, None])
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_drafting_on_under_local_repair_draws_the_picture_of_waiting(
+    relayed: Relay, toy: Bundle, device: DeviceClient, level: float | None, delay: float
+) -> None:
+    """What a repair changes in the drafts in flight is drawn again, what it leaves as it was stays."""
+    relayed.delay = delay
+    drafts = {"in turn": 0, "ahead": 0}
+    with DeviceClient(relayed.address, bundle=toy.folder) as far:
+        for seed in range(4):
+            waiting, ahead = (
+                draw(where, seed, select(mode, level, "local", cloud_budget=0.4, audit=0.5), in_flight=3)
+                for where, mode in ((device, "batched"), (far, "pipelined"))
+            )
+            assert tokens(ahead) == tokens(waiting)
+            assert ahead.transcript.provenance == waiting.transcript.provenance
+            np.testing.assert_allclose(ahead.scores, waiting.scores, rtol=1e-3)
+            assert waiting.report.draft.corrected > 0
+            drafts["in turn"] += waiting.report.wire.round_trips
+            drafts["ahead"] += ahead.report.wire.round_trips
+    assert drafts["ahead"] > drafts["in turn"]  # some were drawn again
+
+
 def test_features_reach_the_target(device: DeviceClient) -> None:
     """They are random in the toy bundle, so what the cloud says must change with them, in each mode differently."""
     drawn = {
@@ -105,7 +128,7 @@ def test_slow_link_changes_no_token(relayed: Relay, toy: Bundle, device: DeviceC
     with DeviceClient(relayed.address, bundle=toy.folder) as far:
         for repair in ("truncate", "local"):
             near, slow = (draw(where, 4, select(level=0.4, repair=repair)) for where in (device, far))
-            assert repair == "local" or tokens(slow) == tokens(near)
+            assert tokens(slow) == tokens(near)
             assert slow.report.wire.round_trips >= 1
 
 
@@ -115,11 +138,12 @@ def relayed(exact: Verifier) -> Iterator[Relay]:
         yield link
 
 
+@pytest.mark.parametrize("repair", ["truncate", "local"])
 @pytest.mark.parametrize("mode", MODES)
 def test_cut_link_is_found_again_and_changes_no_token(
-    relayed: Relay, toy: Bundle, device: DeviceClient, mode: str
+    relayed: Relay, toy: Bundle, device: DeviceClient, mode: str, repair: str
 ) -> None:
-    selection = select(mode, 0.4, features="scalars")
+    selection = select(mode, 0.4, repair, features="scalars")
     plain = tokens(draw(device, 6, selection))
     waiting = [40, 20]
 

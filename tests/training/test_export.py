@@ -136,25 +136,6 @@ def test_rows_after_a_rollback_are_those_of_the_tokens_that_remain(exported: Any
     assert_rows(cache.feed(wrong[:2]), torch_rows(drafter, features, wrong), slice(1, 3))
 
 
-def test_a_replaced_token_is_seen_from_then_on_and_what_was_fed_behind_it_stays(exported: Any) -> None:
-    drafter, graph = exported
-    config = drafter.config.transformer
-    features, tokens = picture(config)
-    other = (tokens[3] + 1) % config.vocabulary
-    cache = DrafterCache(graph, config.prefix_rows, len(tokens), detail=True, temperature=TEMPERATURE)
-    before = cache.prefill(features, tokens[:4])
-    cache.replace(3, other)
-    assert_rows(cache.feed(tokens[4:5]), torch_rows(drafter, features, [*tokens[:3], other, *tokens[4:]]), slice(5, 6))
-    cache.replace(3, tokens[3])
-    assert cache.length == 5
-    cache.truncate(3)
-    np.testing.assert_allclose(cache.feed(tokens[3:4]).centre[-1], before.centre[-1], atol=1e-5)
-    for place in (4, 9):
-        with pytest.raises(ValueError, match="cannot"):
-            cache.replace(place, 0)
-    assert cache.length == 4
-
-
 def test_rows_without_detail_have_the_same_centres_and_the_rest_is_never_computed(exported: Any) -> None:
     drafter, graph = exported
     config = drafter.config.transformer
