@@ -309,11 +309,11 @@ class Session:
             while not self._drafts:
                 yield AWAIT_DRAFT
             draft = self._drafts.popleft()
+            if draft.epoch == self.epoch + 1 and self.request.selective and self.request.selective.local_repair:
+                self._retract(draft.start)
             if any(later.epoch > draft.epoch and later.start <= draft.start for later in self._drafts):
                 self.stale_drafts += 1
                 continue
-            if draft.epoch == self.epoch + 1 and self.request.selective and self.request.selective.local_repair:
-                self._retract(draft.start)
             if draft.epoch < self.epoch or (draft.epoch == self.epoch and draft.start < self.position):
                 self.stale_drafts += 1
                 continue

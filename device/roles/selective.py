@@ -32,8 +32,8 @@ from shared.transcript import Provenance
 __all__ = ["draft_selectively"]
 
 _PLAIN = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, guidance=1.0)
-_FLIGHTS = {"truncate": 2, "local": 3}
-"""Drafts in flight when pipelined: behind a failure they are lost, but with local repair only if it changes them."""
+_FLIGHTS = 2
+"""Drafts in flight when pipelined. A failure most often changes what is drafted behind it, so more are drawn in vain."""
 
 
 def draft_selectively(generation: Generation) -> None:
@@ -124,7 +124,7 @@ class _SelectiveDrafter(DraftingLoop):
         with generation.clock("draft"):
             features = models.captions.encode(generation.prompt)
         pipelined = selection.mode == "pipelined"
-        in_flight = (generation.in_flight or _FLIGHTS[selection.repair]) if pipelined else 1
+        in_flight = (generation.in_flight or _FLIGHTS) if pipelined else 1
         cache = models.drafter(detail=True, temperature=generation.sampling.temperature)
         super().__init__(generation, features, cache, in_flight)
         self.mode = generation.feature_mode

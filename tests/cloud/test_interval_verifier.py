@@ -551,13 +551,17 @@ def test_no_more_is_taken_back_than_the_device_may_draw_again(
         talk.judge([1], [K], **fields)
 
 
-def test_a_draft_whose_successor_is_there_already_is_not_judged(begin: Callable[..., Talk], model: Transformer) -> None:
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_a_draft_whose_successor_is_there_already_is_not_judged(
+    begin: Callable[..., Talk], model: Transformer, waiting: int
+) -> None:
     talk, marks = begin([1, 2], local=True), [U, U]
     ids = right_draft(model, talk, marks)
-    talk.session.deliver(pb.Draft(epoch=0, start=2, ids=[wrong(ids[0]), ids[1]], uncertain=b"\3"))
-    verdict = talk.judge(ids, marks, epoch=1)
-    assert (verdict.epoch, verdict.accepted, list(verdict.corrected)) == (1, 2, [])
-    assert talk.session.stale_drafts == 1
+    for epoch in range(waiting):
+        talk.session.deliver(pb.Draft(epoch=epoch, start=2, ids=[wrong(ids[0]), ids[1]], uncertain=b"\3"))
+    verdict = talk.judge(ids, marks, epoch=waiting)
+    assert (verdict.epoch, verdict.accepted, list(verdict.corrected)) == (waiting, 2, [])
+    assert talk.session.stale_drafts == waiting
     assert len(talk.passes) == 2
 
 
