@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.link import EmulatedLink, LinkSettings
-from benchmarks.quality import Point, evaluate, open_bundle, parser, plot_fronts
+from benchmarks.quality import evaluate, open_bundle, parser, plot_fronts
 from benchmarks.speed import PROMPTS
 from cloud.process import VerifierProcess, running_verifier
 from device.client import DeviceClient, GenerateSettings
@@ -25,8 +25,14 @@ from shared.bundle import Bundle
 FAR = LinkSettings(delay_ms=20.0, rate_mbit=10.0)
 PLACES = (("loopback", None, False), ("40 ms, 10 Mbit/s", FAR, False), ("40 ms, apart", FAR, True))
 """Names, links, and whether device and verifier have half of the cores each, as two machines would, or share all."""
-BUDGETS = (0.06, 0.15, 0.30, 0.45, 0.60, 1.0)
+PREFIX_ONLY = "ciar:cloud_budget=0.06"  # the budget that the prefix takes alone, so that nothing is judged
+BUDGETS = (0.15, 0.30, 0.45, 0.60)  # at 1 all is judged, and the pictures are those of `ar` (test_exactness.py)
 SCORES = ("interval", "entropy", "random")
+OTHERS = {
+    "truncate": "ciar:repair=truncate",
+    "average": "ciar:threshold_mode=average",
+    "pipelined": "ciar:mode=pipelined",
+}
 
 
 def main() -> None:
@@ -135,14 +141,15 @@ def _figures(drawn: Sequence[Report]) -> dict[str, list[float]]:
 
 
 def quality(bundle: Bundle, config: Path, count: int, plot: Path) -> None:
-    """Evaluates every budget with every score, beside `ar` and `device`, and plots quality against cloud calls."""
-    ways = [(score, f"ciar:cloud_budget={budget:g},score={score}") for score in SCORES for budget in BUDGETS]
-    names = ["ar", "device", *(name for _, name in ways)]
-    points = evaluate(bundle, config, names, count, "test", Path("work/evaluation/ciar.json"))
-    lines: dict[str, list[Point]] = {}
-    for (score, _), point in zip(ways, points[2:], strict=True):
-        lines.setdefault(score, []).append(point)
-    marks = dict(zip(("ar", "device"), points, strict=False))
+    """Evaluates budgets, scores and modes beside `ar` and `device`; plots quality against the share of cloud calls."""
+    fronts = {score: [f"ciar:cloud_budget={budget:g},score={score}" for budget in BUDGETS] for score in SCORES}
+    names = ["ar", "device", PREFIX_ONLY, *(name for front in fronts.values() for name in front), *OTHERS.values()]
+    found = evaluate(bundle, config, names, count, "test", Path("work/evaluation/ciar.json"))
+    points = dict(zip(names, found, strict=True))
+    lines = {score: [points[name] for name in (PREFIX_ONLY, *front, "ar")] for score, front in fronts.items()} | {
+        label: [points[name]] for label, name in OTHERS.items()
+    }
+    marks = {name: points[name] for name in ("ar", "device")}
     plot_fronts(lines, marks, "calls", "share of cloud calls", f"ciar, {count} test prompts", plot)
     print(f"plot: {plot}")
 

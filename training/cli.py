@@ -38,6 +38,7 @@ STAGES = {
     "tokens": Stage("training.encoding", "EncodingSettings", "run_tokens", "encode pictures and captions once"),
     "target": Stage("training.target", "TargetSettings", "run_target", "the cloud's decoder"),
     "drafter": Stage("training.drafter", "DrafterSettings", "run_drafter", "the device's decoder and its Inter-Head"),
+    "prompts": Stage("training.data.prompts", "PromptSettings", "run_prompts", "captions that no picture exists of"),
     "drawn": Stage("training.drawing", "DrawingSettings", "run_drawn", "pictures the target draws, to learn on"),
     "inter-dro": Stage("training.inter_dro", "InterDroSettings", "run_inter_dro", "the drafter's intervals"),
     "interval-adapter": Stage(

@@ -26,6 +26,7 @@ from training.checks import a_share, above_zero
 from training.data.tokens import TokenCache
 from training.interval_losses import containment_loss
 from training.loop import Hook, LoopSettings, TrainingLoop
+from training.mixed_tokens import MixedTokens, check_shares
 from training.optimizers import decoder_optimizers
 from training.tables import read_tables, settings_from
 
@@ -48,8 +49,10 @@ class DrafterSettings:
         model: shape of the drafter.
         loop: length and pace; the result goes to `loop.folder / "final"`.
         target: safetensors of the trained target, its JSON beside it.
-        tokens: token caches to learn on, each with the folder train; the first also has val.
+        tokens: token caches to learn on, with the folder train; the first also has val.
+        shares: share of the pictures that each of them gives.
         guidance: scale of the guided distribution that is imitated.
+        temperature: of the bundle's defaults; what is drawn at it is imitated as much as the rows themselves.
         corrupt_context, drop_context: shares of pictures that both read with random tokens among the true ones, or
             without any token; see `TargetSettings`.
         radius_weight: weight of the containment loss.
@@ -59,8 +62,10 @@ class DrafterSettings:
     model: DrafterConfig
     loop: LoopSettings
     target: Path = Path("work/target/final/target.safetensors")
-    tokens: Path = Path("work/tokens")
+    tokens: tuple[str, ...] = ("work/tokens",)
+    shares: tuple[float, ...] = (1.0,)
     guidance: float = 3.0
+    temperature: float = 1.0
     radius_weight: float = 0.1
     corrupt_context: float = 0.0
     drop_context: float = 0.0
@@ -75,12 +80,12 @@ class DrafterSettings:
     def __post_init__(self) -> None:
         if not self.guidance >= 1.0:
             raise ValueError(f"guidance must be at least 1, got {self.guidance}")
+        check_shares(self.tokens, self.shares)
         a_share(self, "corrupt_context", "drop_context")
         if not 0.0 < self.lowest < 0.5 < self.highest < 1.0:
             raise ValueError(f"0 < lowest < 0.5 < highest < 1 is needed, got {self.lowest} and {self.highest}")
-        above_zero(self, "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
-        for name in ("target", "tokens"):
-            object.__setattr__(self, name, Path(getattr(self, name)))
+        above_zero(self, "temperature", "muon_rate", "adam_rate", "validation_minutes", "validation_pictures")
+        object.__setattr__(self, "target", Path(self.target))
 
     @classmethod
     def load(cls, path: Path) -> DrafterSettings:
@@ -130,13 +135,20 @@ def load_drafter(weights: Path) -> Drafter:
 
 
 def distillation_loss(rows: DrafterRows, target: Tensor, settings: DrafterSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """KL(target || draft) and the containment loss, with figures for the log."""
+    """KL(target || draft), half of it at the temperature of use, and the containment loss, with figures for the log."""
     draft = rows.centre.float().log_softmax(-1)
-    divergence = (target.exp() * (target - draft)).sum(-1).mean()
+    divergence = _divergence(target, draft)
+    if settings.temperature != 1.0:
+        sharp = [(log_probs / settings.temperature).log_softmax(-1) for log_probs in (target, draft)]
+        divergence = 0.5 * (divergence + _divergence(*sharp))
     contained = containment_loss(draft, rows.radius.float(), target, settings.lowest, settings.highest)
     with torch.no_grad():
         distance = 0.5 * (target.exp() - draft.exp()).abs().sum(-1).mean()
     return divergence + settings.radius_weight * contained, {"kl": divergence, "pinball": contained, "tv": distance}
+
+
+def _divergence(target: Tensor, draft: Tensor) -> Tensor:
+    return (target.exp() * (target - draft)).sum(-1).mean()
 
 
 def run_drafter(settings: DrafterSettings) -> bool:
@@ -144,9 +156,10 @@ def run_drafter(settings: DrafterSettings) -> bool:
     folder = settings.loop.folder
     torch.manual_seed(settings.loop.seed)
     model = Drafter(settings.model)
-    start_summary(model.transformer, TokenCache(settings.tokens / "train"))
+    caches = [TokenCache(Path(folder) / "train") for folder in settings.tokens]
+    start_summary(model.transformer, caches[0])
     target = load_transformer(settings.target).eval().requires_grad_(False)
-    validation = first_items(TokenCache(settings.tokens / "val"), settings.validation_pictures)
+    validation = first_items(TokenCache(Path(settings.tokens[0]) / "val"), settings.validation_pictures)
 
     def step_loss(model: nn.Module, batch: CaptionedTokens, step: int) -> tuple[Tensor, dict[str, float | Tensor]]:
         features, lengths, tokens = batch
@@ -168,7 +181,7 @@ def run_drafter(settings: DrafterSettings) -> bool:
         settings.loop,
         model,
         decoder_optimizers(model, settings.muon_rate, settings.adam_rate, settings.weight_decay),
-        step_batches(TokenCache(settings.tokens / "train"), collate),
+        step_batches(MixedTokens(caches, settings.shares), collate),
         step_loss,
         hooks=[Hook(settings.validation_minutes, validate)],
         compiled=[model, target],

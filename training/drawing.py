@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,11 +25,14 @@ from cloud.models.drafter import Drafter
 from cloud.models.loading import load_transformer
 from cloud.models.transformer import Transformer
 from shared.bundle import file_digest
+from shared.graphs import CaptionEncoder
 from shared.sampling import SamplingSettings
 from training.checks import a_share, at_least_one, not_negative
+from training.data.prompts import read_prompts
 from training.data.shards import Shard, claim_folder, load_shard, save_shard, shard_path
 from training.data.tokens import TokenCache
 from training.drafter import load_drafter
+from training.encoding import open_caption_encoder
 from training.machine import wants_bf16
 from training.sampling import sample_tokens
 from training.tables import read_tables, settings_from
@@ -47,6 +50,8 @@ class DrawingSettings:
         sampling: how tokens are drawn; the drafter draws its own unguided.
         target, drafter: safetensors of the models, their JSON beside them.
         tokens: the cache with the captions, with the folders train and val.
+        prompts: a folder with train.txt and val.txt, a prompt a line; "" takes the captions of `tokens`.
+        text_encoder: folder with text_encoder.onnx and tokenizer.json, for `prompts`.
         folder: the drawn cache, likewise.
         train, val: pictures to draw of each split; more can be asked for later.
         prefix_share: share of the pictures that begin with tokens of the drafter, of a random number.
@@ -60,6 +65,8 @@ class DrawingSettings:
     target: Path = Path("work/target/final/target.safetensors")
     drafter: Path = Path("work/drafter/final/drafter.safetensors")
     tokens: Path = Path("work/tokens")
+    prompts: str = ""
+    text_encoder: Path = Path("work/text_encoder")
     folder: Path = Path("work/drawn")
     train: int = 2000
     val: int = 200
@@ -74,7 +81,7 @@ class DrawingSettings:
         at_least_one(self, "train", "val", "at_once", "shard_size")
         not_negative(self, "seed", "threads")
         a_share(self, "prefix_share")
-        for name in ("target", "drafter", "tokens", "folder"):
+        for name in ("target", "drafter", "tokens", "text_encoder", "folder"):
             object.__setattr__(self, name, Path(getattr(self, name)))
 
     @classmethod
@@ -84,12 +91,52 @@ class DrawingSettings:
         sampling = settings_from(SamplingSettings, path, "sampling", tables.get("sampling", {}))
         return settings_from(cls, path, "drawn", tables.get("drawn", {}), sampling=sampling)
 
+    def captions(self, split: str, rows: int) -> Captions:
+        """The captions of a split, for a decoder that takes `rows` rows of each."""
+        if not self.prompts:
+            return CachedCaptions(TokenCache(self.tokens / split), rows)
+        return PromptCaptions(Path(self.prompts) / f"{split}.txt", open_caption_encoder(self.text_encoder, rows))
+
     def made_with(self) -> str:
         """Names all that decides what is drawn, but for the number of pictures."""
         files = [file_digest(path) for path in (self.target, self.drafter)]
-        caches = [(self.tokens / split / "cache.json").read_text(encoding="utf-8") for split in SPLITS]
-        content = [*files, *caches, asdict(self.sampling), self.prefix_share, self.seed, self.precision]
+        if self.prompts:
+            texts = [Path(self.prompts) / f"{split}.txt" for split in SPLITS]
+            sources = [file_digest(path) for path in (*texts, self.text_encoder / "text_encoder.onnx")]
+        else:
+            sources = [(self.tokens / split / "cache.json").read_text(encoding="utf-8") for split in SPLITS]
+        content = [*files, *sources, asdict(self.sampling), self.prefix_share, self.seed, self.precision]
         return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+class Captions(Protocol):
+    """Captions to draw: `texts`, and the features (length, width) of item i as `captions[i]`."""
+
+    @property
+    def texts(self) -> list[str]: ...
+
+    def __getitem__(self, item: int) -> Tensor: ...
+
+
+class CachedCaptions:
+    """The captions of a token cache, of which a decoder takes `rows` rows at most."""
+
+    def __init__(self, cache: TokenCache, rows: int) -> None:
+        self._cache, self._rows, self.texts = cache, rows, cache.captions()
+
+    def __getitem__(self, item: int) -> Tensor:
+        """Raises ValueError where a caption is longer than the decoder takes."""
+        return caption_of(self._cache, item, self._rows)
+
+
+class PromptCaptions:
+    """The prompts of a text file, a line each, encoded when asked for."""
+
+    def __init__(self, path: Path, encoder: CaptionEncoder) -> None:
+        self.texts, self._encoder = read_prompts(path), encoder
+
+    def __getitem__(self, item: int) -> Tensor:
+        return torch.from_numpy(self._encoder.encode(self.texts[item]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +237,24 @@ def run_drawn(settings: DrawingSettings) -> None:
     state = PartialState(cpu=not torch.cuda.is_available())
     target, drafter = load_transformer(settings.target), load_drafter(settings.drafter)
     artist = Artist(target, drafter, settings.sampling, settings.at_once, state.device, settings.precision)
-    caches = [(split, TokenCache(settings.tokens / split), getattr(settings, split)) for split in SPLITS]
-    for split, cache, count in caches:
-        if len(cache) < count:
-            raise ValueError(f"{split}: {count} pictures are asked for, but {cache.folder} has {len(cache)} captions")
+    rows = target.config.prefix_rows
+    sources = [(split, settings.captions(split, rows), getattr(settings, split)) for split in SPLITS]
+    for split, captions, count in sources:
+        if len(captions.texts) < count:
+            where = settings.prompts or settings.tokens
+            raise ValueError(f"{split}: {count} pictures are asked for, but {where} has {len(captions.texts)} captions")
     made_with = settings.made_with()
     with state.main_process_first():  # all at once would race for the file that claims it
         for split in SPLITS:
             claim_folder(settings.folder / split, {"made_with": made_with, "shard_size": settings.shard_size})
-    for split, cache, count in caches:
-        draw_split(artist, cache, split, count, settings, state.process_index, state.num_processes)
+    for split, captions, count in sources:
+        draw_split(artist, captions, split, count, settings, state.process_index, state.num_processes)
     state.wait_for_everyone()
 
 
 def draw_split(
     artist: Artist,
-    cache: TokenCache,
+    source: Captions,
     split: str,
     count: int,
     settings: DrawingSettings,
@@ -213,16 +262,17 @@ def draw_split(
     world: int = 1,
 ) -> None:
     """Draws every `world`-th shard of a split from number `rank` on, but for those that are finished."""
-    folder, texts = settings.folder / split, cache.captions()
+    folder = settings.folder / split
     starts = list(enumerate(range(0, count, settings.shard_size)))[rank::world]
     parts = {shard_path(folder, number): range(s, min(s + settings.shard_size, count)) for number, s in starts}
     open_parts = {path: items for path, items in parts.items() if not _is_finished(path, len(items))}
     total, left = (sum(map(len, chosen.values())) for chosen in (parts, open_parts))
     with tqdm(total=total, initial=total - left, desc=f"drawing {split}", unit="picture", disable=rank > 0) as bar:
         for path, items in open_parts.items():
-            captions = [caption_of(cache, item, artist.target.config.prefix_rows) for item in items]
+            captions = [source[item] for item in items]
             plan = _Plan.of(items, split, artist.size, settings)
-            save_shard(path, _shard(_draw(artist, captions, plan, bar), captions), texts[items.start : items.stop])
+            shard = _shard(_draw(artist, captions, plan, bar), captions)
+            save_shard(path, shard, source.texts[items.start : items.stop])
 
 
 def _is_finished(path: Path, count: int) -> bool:

@@ -194,12 +194,12 @@ def toy_codec(vocabulary: int, side: int) -> ImageCodec:
     return ImageCodec(config).eval()
 
 
-def toy_text_encoder(folder: Path) -> Path:
-    """Writes a one-layer random BERT and its tokenizer into a folder; returns the folder."""
+def toy_text_encoder(folder: Path, width: int = CAPTION_DIM) -> Path:
+    """Writes a one-layer random BERT of `width` channels and its tokenizer into a folder; returns the folder."""
     tokenizer = toy_tokenizer()
     config = BertConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=CAPTION_DIM,
+        hidden_size=width,
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=32,

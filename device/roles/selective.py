@@ -33,7 +33,7 @@ __all__ = ["draft_selectively"]
 
 _PLAIN = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, guidance=1.0)
 _FLIGHTS = 2
-"""Drafts in flight when pipelined. A failure most often changes what is drafted behind it, so more are drawn in vain."""
+"""Drafts in flight when pipelined. A failure most often changes what is drafted behind it, so more are in vain."""
 
 
 def draft_selectively(generation: Generation) -> None:

@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(made: Path, folder: Path, **changes: object) -> DrafterSettings:
     loop = LoopSettings(folder, STEPS, batch_size=8, precision="fp32", warmup_steps=0, log_every=1, threads=1)
-    values = {"target": made / "target.safetensors", "tokens": made / "tokens", "validation_pictures": 4}
+    values = {"target": made / "target.safetensors", "tokens": (str(made / "tokens"),), "validation_pictures": 4}
     return DrafterSettings(DrafterConfig(replace(CONFIG, summary_dim=8)), loop, **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -76,6 +76,21 @@ def test_a_trained_drafter_is_near_the_guided_target(made: Path, finished: Path)
     assert 0.0 < quality["coverage"] <= 1.0
 
 
+def test_a_drafter_learns_from_all_its_caches(made: Path, finished: Path, tmp_path: Path) -> None:
+    other = save_cache(tmp_path / "other", train=6, seed=1)
+    caches = (str(made / "tokens"), str(other))
+    assert run_drafter(settings(made, tmp_path / "both", tokens=caches, shares=(0.5, 0.5)))
+    target = load_transformer(made / "target.safetensors")
+    batch = first_items(TokenCache(other / "train"), 6)
+    with torch.no_grad():
+        truth = guided_log_probs(target, batch, 3.0).exp()
+        both, one = (
+            load_drafter(folder / "final" / "drafter.safetensors")(*batch).centre.softmax(-1)
+            for folder in (tmp_path / "both", finished)
+        )
+    assert (truth - both).abs().sum(-1).mean() < 0.9 * (truth - one).abs().sum(-1).mean()
+
+
 @pytest.mark.parametrize("share", ["corrupt_context", "drop_context"])
 def test_a_drafter_can_learn_from_contexts_that_are_no_drawing(
     made: Path, finished: Path, tmp_path: Path, share: str
@@ -93,6 +108,21 @@ def test_a_drafter_can_learn_from_contexts_that_are_no_drawing(
             for folder in (tmp_path, finished)
         )
     assert (truth - seen).abs().sum(-1).mean() < 0.95 * (truth - unseen).abs().sum(-1).mean()
+
+
+def test_half_of_the_divergence_is_that_of_what_is_drawn(made: Path, tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    target = torch.randn(5, 3, CONFIG.vocabulary, generator=random).log_softmax(-1)
+    centre = torch.randn(5, 3, CONFIG.vocabulary, generator=random)
+    rows = DrafterRows(centre, torch.ones_like(centre), centre)
+    plain, mixed = (
+        float(distillation_loss(rows, target, settings(made, tmp_path, temperature=temperature))[1]["kl"])
+        for temperature in (1.0, 0.5)
+    )
+    laws = [torch.distributions.Categorical(logits=2.0 * logits) for logits in (target, centre)]
+    sharp = float(torch.distributions.kl_divergence(*laws).mean())
+    assert mixed == pytest.approx(0.5 * (plain + sharp))
+    assert abs(sharp - plain) > 0.1
 
 
 def test_a_training_stopped_midway_ends_in_the_same_bits(
@@ -123,11 +153,13 @@ def test_a_training_stopped_midway_ends_in_the_same_bits(
         ({"corrupt_context": -0.1}, "corrupt_context"),
         ({"drop_context": 2.0}, "drop_context"),
         ({"lowest": 0.6}, "lowest"),
+        ({"temperature": 0.0}, "temperature"),
         ({"adam_rate": 0.0}, "adam_rate"),
+        ({"shares": (0.5, 0.5)}, "shares"),
     ],
 )
 def test_settings_that_cannot_be_name_their_field(
-    made: Path, tmp_path: Path, changes: dict[str, float], named: str
+    made: Path, tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
         settings(made, tmp_path, **changes)
@@ -140,3 +172,10 @@ def test_what_is_no_drafter_is_refused(made: Path) -> None:
 
 def test_the_default_settings_load() -> None:
     assert DrafterSettings.load(Path("configs/drafter.toml")).model.transformer.vocabulary == 1024
+
+
+@pytest.mark.parametrize("name", ["drafter", "drafter_prompts"])
+def test_both_trainings_of_the_recipe_open(name: str) -> None:
+    loaded = DrafterSettings.load(Path("configs") / f"{name}.toml")
+    assert loaded.loop.folder == Path("work") / name
+    assert loaded.model.transformer.summary_dim == 512

@@ -23,11 +23,14 @@ from training.data.shards import finished_shards
 from training.data.tokens import TokenCache
 from training.drafter import guided_log_probs
 from training.drawing import Artist, DrawingSettings, caption_of, draw_split, run_drawn
+from training.encoding import open_caption_encoder
 from training.mixed_tokens import MixedTokens
 from training.sampling import sample_tokens
+from training.toy import toy_text_encoder
 
 SAMPLING = SamplingSettings(temperature=0.9, guidance=2.0)
 SEEDS = [11, 12, 13, 14]
+PROMPTS = {"train": ["a fox", "a red fox", "two foxes", "a fox above a crab"], "val": ["a crab"]}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_a_run_broken_off_goes_on_behind_its_finished_shards(
 
 def test_processes_share_the_shards_and_draw_what_one_would(folder: Path, tmp_path: Path) -> None:
     whole, shared = _settings(folder, folder=tmp_path / "whole"), _settings(folder, folder=tmp_path / "shared")
-    cache = TokenCache(folder / "tokens" / "train")
+    cache = whole.captions("train", CONFIG.prefix_rows)
     artist = Artist(*toy_models(), SAMPLING, 2, torch.device("cpu"), "fp32")
     draw_split(artist, cache, "train", 7, whole)
     draw_split(artist, cache, "train", 7, shared, rank=1, world=2)
@@ -176,6 +179,39 @@ def test_a_folder_drawn_by_another_target_is_refused(folder: Path, tmp_path: Pat
 def test_more_pictures_than_captions_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train: 10 pictures are asked for, but .* has 9 captions"):
         run_drawn(_settings(folder, folder=tmp_path, train=10))
+
+
+@pytest.fixture
+def prompted(folder: Path, tmp_path: Path) -> DrawingSettings:
+    """Settings that draw the prompts of text files."""
+    (tmp_path / "prompts").mkdir()
+    for split, prompts in PROMPTS.items():
+        (tmp_path / "prompts" / f"{split}.txt").write_text("\n".join(prompts), encoding="utf-8")
+    toy_text_encoder(tmp_path / "text_encoder", CONFIG.caption_dim)
+    places = {"prompts": str(tmp_path / "prompts"), "text_encoder": tmp_path / "text_encoder"}
+    return _settings(folder, folder=tmp_path / "drawn", train=3, val=1, prefix_share=0.0, **places)
+
+
+def test_prompts_of_a_text_file_are_drawn_without_a_cache_of_pictures(prompted: DrawingSettings) -> None:
+    run_drawn(replace(prompted, tokens=Path("missing")))
+    encoder = open_caption_encoder(prompted.text_encoder, CONFIG.prefix_rows)
+    for split, count in (("train", 3), ("val", 1)):
+        drawn = TokenCache(prompted.folder / split)
+        assert drawn.captions() == PROMPTS[split][:count]
+        for item, prompt in enumerate(PROMPTS[split][:count]):
+            assert np.allclose(drawn[item][1][: drawn[item][2]], encoder.encode(prompt), atol=1e-3)  # a float16 cache
+
+
+def test_other_prompts_need_another_folder(prompted: DrawingSettings) -> None:
+    run_drawn(prompted)
+    (Path(prompted.prompts) / "train.txt").write_text("other\n" * 3, encoding="utf-8")
+    with pytest.raises(DataError, match="use another folder, or delete this one"):
+        run_drawn(prompted)
+
+
+def test_more_pictures_than_prompts_are_refused(prompted: DrawingSettings) -> None:
+    with pytest.raises(ValueError, match=r"train: 5 pictures are asked for, but .*prompts has 4 captions"):
+        run_drawn(replace(prompted, train=5))
 
 
 def test_settings_that_cannot_be_name_their_field() -> None:
