@@ -49,5 +49,5 @@ def sample_ahead(session: Session, stop: int) -> Work:
         wrong = next((i for i, token in enumerate(guesses) if token != own[i]), ahead)
         session.commit(own[:wrong], Provenance.SAMPLED)
         session.commit([own[wrong]], Provenance.SAMPLED)  # on its own: what was read at its place was a guess
-        guesses = own[wrong + 1 :]
+        guesses = own[wrong + 1 : ahead]  # not the token of the last place: the row behind it is not wanted
         session.send_tokens(start)

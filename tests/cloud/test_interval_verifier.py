@@ -568,7 +568,9 @@ def test_a_draft_whose_successor_is_there_already_is_not_judged(
 # -- the prefix -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("held", "prefix"), [(0, 0), (0, 3), (2, 3), (3, 3), (5, 3), (0, SIZE)])
+@pytest.mark.parametrize(
+    ("held", "prefix"), [(0, 0), (0, 3), (2, 3), (3, 3), (5, 3), (0, 7), (1, 8), (0, SIZE - 1), (0, SIZE)]
+)
 def test_the_prefix_is_the_clouds_own_sample_and_streamed_as_passes_settle_it(
     begin: Callable[..., Talk], model: Transformer, held: int, prefix: int
 ) -> None:

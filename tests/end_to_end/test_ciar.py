@@ -22,6 +22,7 @@ from device.roles import DEVICE_ROLES, selective
 from device.selection import SelectionSettings
 from shared.bundle import Bundle
 from shared.errors import LinkError
+from shared.graphs import DraftRows
 from shared.methods import find_method, find_rule
 from shared.sampling import probabilities
 from shared.transcript import Provenance
@@ -296,8 +297,8 @@ def test_mixed_law_sees_a_decision_that_looked_at_the_drawn_token(
 ) -> None:
     right = selective._SelectiveDrafter._token
 
-    def peeking(self: object, position: int) -> object:
-        token = right(self, position)  # type: ignore[arg-type]
+    def peeking(self: object, position: int, rows: DraftRows) -> object:
+        token = right(self, position, rows)  # type: ignore[arg-type]
         token.uncertain = token.log_prob < math.log(0.5)
         return token
 
