@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from typing import Self
 
@@ -32,7 +33,7 @@ class EmulatedLink:
         connections: connections that devices made.
 
     Raises:
-        LinkError: the address to listen on cannot be had.
+        LinkError: the address to listen on cannot be had, or the link would lead to itself.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class EmulatedLink:
         target_host: str = "127.0.0.1",
         listen: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
-        self.target, self.target_host, self._settings = target, target_host, settings or LinkSettings()
+        self._target, self.target_host, self._settings = target, target_host, settings or LinkSettings()
         self.host, self.port = listen
         self.connections = 0
         self._refusing = self._impatient = False
@@ -58,11 +59,28 @@ class EmulatedLink:
             self._clock.close()
             raise LinkError(f"{self.host}:{self.port}: the link cannot listen there: {error}") from error
         self.port = self._server.sockets[0].getsockname()[1]
+        try:
+            self.target = self._target
+        except LinkError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._clock.run(self._close())
         self._clock.close()
+
+    @property
+    def target(self) -> int:
+        """Port of the verifier. A free port that the link takes may be the one a verifier has just left."""
+        return self._target
+
+    @target.setter
+    def target(self, port: int) -> None:
+        own = {listening.getsockname()[:2] for listening in self._server.sockets}
+        if own & _addresses(self.target_host, port):
+            raise LinkError(f"{self.target_host}:{port}: the link listens there itself; name the verifier's port")
+        self._target = port
 
     @property
     def address(self) -> str:
@@ -192,3 +210,10 @@ class EmulatedLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reset()
         await asyncio.sleep(0)  # the transports say goodbye
+
+
+def _addresses(host: str, port: int) -> set[tuple[object, ...]]:
+    try:
+        return {found[4][:2] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:  # a name that is not known is said where a connection is made
+        return set()

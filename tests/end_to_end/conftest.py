@@ -106,8 +106,8 @@ def relay(verifier: Verifier) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+def deaf_port() -> Iterator[int]:
+    """A port nobody listens on, and nobody can: it is taken as long as the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]

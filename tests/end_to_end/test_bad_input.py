@@ -264,9 +264,9 @@ def web() -> Iterator[str]:
     thread.join(10)
 
 
-def test_unreachable_verifier_is_said_at_once(client: Client, free_port: int) -> None:
-    result = client.run("--server", f"127.0.0.1:{free_port}", seconds=10)
-    result.failed(4, f"127.0.0.1:{free_port}", "is cloud-verifier running there?")
+def test_unreachable_verifier_is_said_at_once(client: Client, deaf_port: int) -> None:
+    result = client.run("--server", f"127.0.0.1:{deaf_port}", seconds=10)
+    result.failed(4, f"127.0.0.1:{deaf_port}", "is cloud-verifier running there?")
 
 
 def test_silent_server_is_given_up(client: Client, silent: str) -> None:

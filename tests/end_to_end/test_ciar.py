@@ -203,9 +203,9 @@ def test_lost_link_fails_at_once_when_that_was_asked(relayed: Relay, toy: Bundle
 
 
 @pytest.mark.parametrize("level", [0.4, None])
-def test_without_any_verifier_the_device_may_draw_alone(toy: Bundle, free_port: int, level: float | None) -> None:
+def test_without_any_verifier_the_device_may_draw_alone(toy: Bundle, deaf_port: int, level: float | None) -> None:
     settings = GenerateSettings("ciar", seed=2, on_lost_link="finish-alone", selection=select(level=level))
-    with DeviceClient(f"127.0.0.1:{free_port}", bundle=toy.folder) as far:
+    with DeviceClient(f"127.0.0.1:{deaf_port}", bundle=toy.folder) as far:
         picture = far.generate("a red cat", settings)
     assert picture.transcript.count(Provenance.DEGRADED) > 0
     assert picture.transcript.count(Provenance.KEPT) > 0

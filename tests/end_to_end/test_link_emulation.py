@@ -495,12 +495,12 @@ def test_a_lost_connection_swallows_all_and_a_new_one_does_not(target: int, dial
 
 
 def test_a_verifier_that_is_not_there_resets_and_is_said(
-    free_port: int, target: int, dial: Dial, caplog: pytest.LogCaptureFixture
+    deaf_port: int, target: int, dial: Dial, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with EmulatedLink(free_port) as link:
+    with EmulatedLink(deaf_port) as link:
         with pytest.raises(ConnectionResetError), call(link) as refused:
             refused.recv(1)
-        assert f"127.0.0.1:{free_port}: " in caplog.text
+        assert f"127.0.0.1:{deaf_port}: " in caplog.text
         link.target = target
         cross(*dial(link))
 
@@ -517,6 +517,21 @@ def test_the_link_may_become_another(target: int, dial: Dial) -> None:
 
 def test_a_port_in_use_is_said(target: int) -> None:
     with pytest.raises(LinkError, match=f"127.0.0.1:{target}: "), EmulatedLink(target, listen=("127.0.0.1", target)):
+        pass
+
+
+def test_a_link_that_would_lead_to_itself_is_refused(target: int, dial: Dial, deaf_port: int) -> None:
+    with EmulatedLink(target) as link:
+        for host in ("127.0.0.1", "localhost"):
+            link.target_host = host
+            with pytest.raises(LinkError, match=f"^{host}:{link.port}: "):
+                link.target = link.port
+        cross(*dial(link))
+        port = link.port
+    listen = ("127.0.0.1", port)
+    with pytest.raises(LinkError, match=f"^127.0.0.1:{port}: "), EmulatedLink(port, listen=listen):
+        pass
+    with EmulatedLink(deaf_port, listen=listen):
         pass
 
 
