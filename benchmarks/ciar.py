@@ -28,7 +28,10 @@ PLACES = (("loopback", None, False), ("40 ms, 10 Mbit/s", FAR, False), ("40 ms, 
 PREFIX_ONLY = "ciar:cloud_budget=0.06"  # the budget that the prefix takes alone, so that nothing is judged
 BUDGETS = (0.15, 0.30, 0.36, 0.60)  # 0.36: 30 % judged and the prefix. At 1 the pictures are those of `ar`
 SCORES = ("interval", "entropy", "random")
-OTHERS = {"truncate": "ciar:repair=truncate", "average": "ciar:threshold_mode=average"}
+DRAFT_ROWS = (2, 4)
+OTHERS = {"truncate": "ciar:repair=truncate", "average": "ciar:threshold_mode=average"} | {
+    f"{rows} rows a draft": f"ciar:draft_rows={rows}" for rows in DRAFT_ROWS
+}
 
 
 def main() -> None:
@@ -52,6 +55,10 @@ def speed(bundle: Bundle, repeat: int) -> None:
         for mode in MODES:
             selection = SelectionSettings(mode=mode, repair=repair)
             settings[f"ciar {mode}, {repair}"] = GenerateSettings("ciar", selection=selection)
+    for rows in DRAFT_ROWS:
+        for mode in ("batched", "pipelined"):
+            selection = SelectionSettings(mode=mode, draft_rows=rows)
+            settings[f"ciar {mode}, {rows} rows"] = GenerateSettings("ciar", selection=selection)
     for name, link, apart in PLACES:
         if apart and len(_cores()) < 2:
             print(f"{name}: left out; it needs two cores, and a system that lets a process choose its own\n")

@@ -122,6 +122,9 @@ def _add_selection(group: Any) -> None:
     group.add_argument("--threshold", type=float, metavar="X", help="level for maxnorm and absolute")
     group.add_argument("--batch", type=int, default=0, metavar="N",
                        help="uncertain tokens a message; default: 0, a controller chooses")  # fmt: skip
+    group.add_argument("--draft-rows", type=int, default=defaults.draft_rows, metavar="N",
+                       help="rows of tokens a draft may span: more are faster and, with local repair, worse; "
+                       "default: %(default)s")  # fmt: skip
     group.add_argument("--features", default="", metavar="NAME",
                        help=f"told of kept tokens: {', '.join(FEATURE_MODES)}; default: the bundle's")  # fmt: skip
     group.add_argument("--prefix-rate", type=float, default=defaults.prefix_rate, metavar="X",
@@ -203,6 +206,7 @@ def _draw(options: argparse.Namespace) -> Picture:
             mode=options.mode,
             repair=options.repair,
             batch=options.batch,
+            draft_rows=options.draft_rows,
             features=options.features,
             prefix_rate=options.prefix_rate,
             audit=options.audit,

@@ -75,7 +75,7 @@ class SelectionUse:
     """What a selective device kept and what it cost; see `SelectionSettings` for the settings.
 
     Args:
-        mode, repair, score, threshold_mode, cloud_budget, prefix, features: the settings in use.
+        mode, repair, score, threshold_mode, cloud_budget, prefix, features, draft_rows: the settings in use.
         batch: uncertain tokens a message, as the controller last chose.
         audited: kept tokens that were judged after the fact.
         kept_tv: estimated mean total variation of kept rows to the target's, None when nothing was audited.
@@ -90,6 +90,7 @@ class SelectionUse:
     prefix: int = 0
     features: str = ""
     batch: int = 0
+    draft_rows: int = 1
     audited: int = 0
     kept_tv: float | None = None
     kept_tv_error: float | None = None
@@ -98,9 +99,10 @@ class SelectionUse:
         self.audited, self.kept_tv, self.kept_tv_error = audit.tokens, audit.tv, audit.error
 
     def to_text(self) -> list[str]:
+        rows = f" or {self.draft_rows} rows" if self.draft_rows > 1 else ""
         lines = [
             f"kept    by {self.score} score, {self.threshold_mode} threshold, {self.mode}, {self.repair} repair, "
-            f"{self.batch} uncertain a message, features {self.features}"
+            f"{self.batch} uncertain{rows} a message, features {self.features}"
         ]
         if self.kept_tv is not None:
             error = f" +- {self.kept_tv_error:.3f}" if self.kept_tv_error is not None else ""

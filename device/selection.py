@@ -28,12 +28,15 @@ class SelectionSettings:
         threshold_mode: `quantile` holds each picture to the budget, `average` lets hard pictures have more and easy
             ones less, `maxnorm` compares with the largest score of late, `absolute` with a fixed level.
         threshold: level of `maxnorm` and `absolute`; level 0 makes everything uncertain, infinity nothing.
-        mode: `sync` asks at every uncertain token and waits (the paper), `batched` asks at the end of a row of tokens
-            or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly, and draws again what they
-            change. All three draw the same picture, but for `local` repair in `sync`, where a draft is one token long.
+        mode: `sync` asks at every uncertain token and waits (the paper), `batched` asks at the end of `draft_rows`
+            rows of tokens or after some uncertain ones, and waits; `pipelined` drafts on while verdicts fly, and draws
+            again what they change. All three draw the same picture, but for `local` repair in `sync`, where a draft is
+            one token long.
         repair: `truncate` drops a draft behind its first failure (every uncertain token is then exactly the cloud's);
             `local` corrects failures in place and keeps the rest (one round trip a row, approximate).
         batch: uncertain tokens a message; 0 lets a controller choose.
+        draft_rows: rows of tokens a draft may span. More rows, fewer round trips; with `local` repair also more kept
+            tokens that were drawn before a correction above them was known.
         features: what comes with kept tokens, one of `FEATURE_MODES`; empty for what the bundle recommends.
         prefix_rate: share of the picture that the cloud samples first.
         audit: share of the kept tokens that are judged after the fact, to estimate what keeping them cost.
@@ -49,6 +52,7 @@ class SelectionSettings:
     mode: str = "batched"
     repair: str = "local"
     batch: int = 0
+    draft_rows: int = 1
     features: str = ""
     prefix_rate: float = 0.06
     audit: float = 0.01
@@ -69,6 +73,8 @@ class SelectionSettings:
                 raise SettingsError(f"{name}: a share from 0 to 1 is needed, not {getattr(self, name)}")
         if not 0 <= self.batch <= 64:
             raise SettingsError(f"batch: 1 to 64 is needed (0 lets a controller choose), not {self.batch}")
+        if not 1 <= self.draft_rows <= 64:
+            raise SettingsError(f"draft_rows: 1 to 64 is needed, not {self.draft_rows}")
         self._check_threshold()
 
     def _check_threshold(self) -> None:

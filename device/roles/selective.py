@@ -51,6 +51,7 @@ def draft_selectively(generation: Generation) -> None:
         prefix=role.prefix,
         features=role.mode,
         batch=role.controller.batch(),
+        draft_rows=selection.draft_rows,
     )
     generation.report.selection.count_audit(role.audit)
 
@@ -117,7 +118,7 @@ def _threshold(generation: Generation) -> Threshold:
 
 
 class _SelectiveDrafter(DraftingLoop):
-    """Drafts that end at the end of a row of tokens, or after some uncertain ones."""
+    """Drafts that end at the end of a row of tokens, or of several, or after some uncertain ones."""
 
     def __init__(self, generation: Generation) -> None:
         selection, models, grid = generation.selection, generation.models, generation.transcript.grid
@@ -130,9 +131,10 @@ class _SelectiveDrafter(DraftingLoop):
         self.mode = generation.feature_mode
         self.encode = models.interval_encoder(self.mode)
         self.prefix = selection.prefix(grid)
+        self.band = grid.cols * selection.draft_rows
         self.chooser = _Chooser(generation, _threshold(generation), self.prefix)
         self.controller = BatchController(
-            grid.cols,
+            self.band,
             selection.repair == "local",
             1 if selection.mode == "sync" else selection.batch,
             pipelined,
@@ -151,11 +153,11 @@ class _SelectiveDrafter(DraftingLoop):
         """Where the next draft ends at the latest.
 
         The verifier is done when it has judged the last token, and takes nothing back then. So where a repair may
-        change what is in flight, the last row of tokens waits until nothing is.
+        change what is in flight, the last rows, those of one draft, wait until nothing is.
         """
-        grid = self.generation.transcript.grid
+        size = self.generation.transcript.grid.size
         waits = bool(self.flying) and self.generation.selection.repair == "local"
-        return grid.size - grid.cols if waits else grid.size
+        return (size - 1) // self.band * self.band if waits else size
 
     def propose(self, start: int) -> pb.Draft:
         begun = time.perf_counter()
@@ -171,8 +173,8 @@ class _SelectiveDrafter(DraftingLoop):
         )
 
     def _draw(self, start: int, batch: int) -> list[_Token]:
-        """Draws tokens up to the end of a row that holds an uncertain one, or up to `batch` of those."""
-        grid, sync = self.generation.transcript.grid, self.generation.selection.mode == "sync"
+        """Draws tokens up to the end of rows that hold an uncertain one, or up to `batch` of those."""
+        sync = self.generation.selection.mode == "sync"
         self.catch_up(start)
         tokens: list[_Token] = []
         uncertain = 0
@@ -181,8 +183,8 @@ class _SelectiveDrafter(DraftingLoop):
                 self.rows = self.cache.feed([tokens[-1].id])
             tokens.append(self._token(position, self.rows))
             uncertain += tokens[-1].uncertain
-            row_ends = position + 1 == grid.row_end(position) and not sync
-            if uncertain and (uncertain == batch or row_ends):
+            band_ends = (position + 1) % self.band == 0 and not sync
+            if uncertain and (uncertain == batch or band_ends):
                 break
         return tokens
 

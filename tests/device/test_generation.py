@@ -415,7 +415,10 @@ def test_what_the_protocol_does_not_allow_a_selective_device_is_named(
         link.close()
 
 
-def test_marks_and_features_travel_with_the_tokens_they_belong_to(fake: FakeVerifier, models: DeviceModels) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_marks_and_features_travel_with_the_tokens_they_belong_to(
+    fake: FakeVerifier, models: DeviceModels, rows: int
+) -> None:
     """One bit a token in order, features of the kept ones alone, and what was committed goes along when it resumes."""
     drafts: list[pb.Draft] = []
     openings: list[pb.Open] = []
@@ -434,7 +437,7 @@ def test_marks_and_features_travel_with_the_tokens_they_belong_to(fake: FakeVeri
 
     fake.talk = talk
     link = Link(fake.address)
-    selection = replace(EVERYTHING, score="random", threshold=0.5)
+    selection = replace(EVERYTHING, score="random", threshold=0.5, draft_rows=rows)
     picture = generation(models, "ciar", link=link, selection=selection, feature_mode="scalars")
     DEVICE_ROLES["selective drafter"](picture)
     link.close()
@@ -447,8 +450,8 @@ def test_marks_and_features_travel_with_the_tokens_they_belong_to(fake: FakeVeri
     assert b"".join(draft.features for draft in drafts) == picture.kept_features
     assert len(picture.kept_features) == 6 * marks.count(False)
     assert [opening.selective.features for opening in openings] == [b"", drafts[0].features]
-    # A draft ends with a row of tokens that holds an uncertain one, or with the picture.
-    assert all((draft.start + len(draft.ids)) % 4 == 0 for draft in drafts)
+    # A draft ends with rows of tokens that hold an uncertain one, or with the picture.
+    assert [draft.start + len(draft.ids) for draft in drafts] == {1: [4, 8, 12, 16], 2: [8, 16], 3: [12, 16]}[rows]
 
 
 def test_local_repair_replaces_in_place_and_the_device_drafts_on_from_what_stands(

@@ -34,6 +34,8 @@ from shared.thresholds import THRESHOLDS
         ({"audit": math.inf}, "audit: .* not inf"),
         ({"batch": -1}, r"batch: 1 to 64 is needed \(0 lets a controller choose\), not -1"),
         ({"batch": 65}, "batch: .* not 65"),
+        ({"draft_rows": 0}, "draft_rows: 1 to 64 is needed, not 0"),
+        ({"draft_rows": 65}, "draft_rows: .* not 65"),
         ({"threshold_mode": "absolute", "threshold": -1.0}, r"threshold: a number of at least 0 is needed, not -1\.0"),
         ({"threshold_mode": "maxnorm", "threshold": math.nan}, "threshold: a number of at least 0 is needed, not nan"),
         ({"threshold_mode": "absolute"}, "threshold: mode absolute needs a level"),

@@ -92,18 +92,32 @@ def test_modes_draw_the_same_picture(device: DeviceClient, features: str, level:
         np.testing.assert_array_equal(pictures[0].scores, pictures[2].scores)
 
 
+@pytest.mark.parametrize("repair", ["truncate", "local"])
+def test_drafts_of_several_rows_save_round_trips(device: DeviceClient, repair: str) -> None:
+    """Where a failure drops what lies behind it, how far a draft reaches changes no token."""
+    pictures = [draw(device, 3, select("batched", 0.4, repair, draft_rows=rows)) for rows in (1, 2, 3, 8)]
+    trips = [picture.report.wire.round_trips for picture in pictures]
+    assert trips == sorted(trips, reverse=True)
+    if repair == "local":
+        assert trips[1:] == [4, 3, 1]
+    else:
+        assert len({tuple(tokens(picture)) for picture in pictures}) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("level", [0.4, None])
 @pytest.mark.parametrize("delay", [0.0, 0.02])
 def test_drafting_on_under_local_repair_draws_the_picture_of_waiting(
-    relayed: Relay, toy: Bundle, device: DeviceClient, level: float | None, delay: float
+    relayed: Relay, toy: Bundle, device: DeviceClient, level: float | None, delay: float, rows: int
 ) -> None:
     """What a repair changes in the drafts in flight is drawn again, what it leaves as it was stays."""
     relayed.delay = delay
+    more = {"cloud_budget": 0.4, "audit": 0.5, "draft_rows": rows}
     drafts = {"in turn": 0, "ahead": 0}
     with DeviceClient(relayed.address, bundle=toy.folder) as far:
         for seed in range(4):
             waiting, ahead = (
-                draw(where, seed, select(mode, level, "local", cloud_budget=0.4, audit=0.5), in_flight=3)
+                draw(where, seed, select(mode, level, "local", **more), in_flight=3)
                 for where, mode in ((device, "batched"), (far, "pipelined"))
             )
             assert tokens(ahead) == tokens(waiting)
