@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from cloud.engine import Engine
 from cloud.methods import CLOUD_ROLES
+from cloud.models.image_codec import WEIGHTS_FILE
 from cloud.models.interval_adapter import IntervalFeatures
 from cloud.models.loading import load_interval_features, load_transformer
 from cloud.relaxation import make_rule
@@ -154,7 +155,7 @@ class Verifier:
     def _codes(self) -> torch.Tensor:
         """The codebook (V, width), for rules that know which tokens look alike."""
         if self._codebook is None:
-            tensors = load_file(self.bundle.path("image_codec.safetensors"))
+            tensors = load_file(self.bundle.path(WEIGHTS_FILE))
             self._codebook = tensors["codebook.codes"].to(self.settings.torch_device)
         return self._codebook
 

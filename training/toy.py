@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, BertModel
 
 from cloud.models.drafter import Drafter, DrafterConfig
@@ -24,15 +24,14 @@ from cloud.models.image_codec import ImageCodec, ImageCodecConfig
 from cloud.models.interval_adapter import IntervalFeatures
 from cloud.models.transformer import Transformer, TransformerConfig
 from shared.bundle import Bundle
-from shared.calibration import quantiles_of
 from shared.features import FEATURE_MODES
 from shared.graphs import CaptionEncoder
-from shared.intervals import SCORES, interval_measures, score
 from shared.sampling import SamplingSettings
 from training.export.bundle import BundleModels, BundleSettings, write_bundle
 from training.graphs import open_graph
 from training.quantise import Precision
 from training.text_encoder import GRAPH, TOKENIZER, write_encoder
+from training.uncertainty import calibrate
 
 __all__ = [
     "toy_calibration",
@@ -109,28 +108,17 @@ def toy_features(target: Transformer, drafter: Drafter) -> IntervalFeatures:
 @torch.no_grad()
 def toy_calibration(models: BundleModels) -> dict[str, Any]:
     """A calibration of the drafter's scores on pictures that it draws of random captions."""
-    config, drafter = models.drafter.config.transformer, models.drafter
-    captions, lengths = _toy_captions(models.text_encoder, config.prefix_rows)
-    tokens = torch.zeros(_PICTURES, config.rows * config.cols, dtype=torch.int64)
-    for position in range(tokens.shape[1]):
-        centre = drafter(captions, lengths, tokens).centre[:, position]
-        tokens[:, position] = torch.multinomial(centre.softmax(-1), 1).squeeze(1)
-    rows = drafter(captions, lengths, tokens)
-    measures = interval_measures(rows.centre.log_softmax(-1), rows.radius).numpy()
-    scores = {name: quantiles_of(score(name, measures, config.vocabulary)) for name in SCORES if name != "random"}
-    return {"scores": scores, "pictures": _PICTURES, "temperature": 1.0}
+    tokenizer = Tokenizer.from_file(str(models.text_encoder / TOKENIZER))
+    encoder = CaptionEncoder(open_graph(models.text_encoder / GRAPH), tokenizer, PREFIX_ROWS)
+    captions = [torch.from_numpy(encoder.encode(prompt)) for prompt in _prompts()]
+    return calibrate(models.drafter, captions, SamplingSettings(), precision="fp32")
 
 
-def _toy_captions(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
-    """Features (pictures, rows, width) and lengths (pictures,) of prompts of two to five words."""
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    encoder = CaptionEncoder(open_graph(folder / GRAPH), tokenizer, rows)
-    words, lengths = _WORDS.split(), torch.randint(4, 8, (_PICTURES,))
-    padded = torch.zeros(_PICTURES, rows, CAPTION_DIM)
-    for row, length in zip(padded, lengths.tolist(), strict=True):
-        chosen = torch.randint(len(words), (length - 2,)).tolist()
-        row[:length] = torch.from_numpy(encoder.encode(" ".join(words[index] for index in chosen)))
-    return padded, lengths
+def _prompts() -> Iterator[str]:
+    """Prompts of two to five words."""
+    words = _WORDS.split()
+    for length in torch.randint(2, 6, (_PICTURES,)).tolist():
+        yield " ".join(words[index] for index in torch.randint(len(words), (length,)).tolist())
 
 
 def toy_target(vocabulary: int, rows: int, cols: int) -> Transformer:
