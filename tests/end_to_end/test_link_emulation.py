@@ -527,12 +527,14 @@ def test_a_link_that_would_lead_to_itself_is_refused(target: int, dial: Dial, de
             with pytest.raises(LinkError, match=f"^{host}:{link.port}: "):
                 link.target = link.port
         cross(*dial(link))
-        port = link.port
-    listen = ("127.0.0.1", port)
-    with pytest.raises(LinkError, match=f"^127.0.0.1:{port}: "), EmulatedLink(port, listen=listen):
-        pass
-    with EmulatedLink(deaf_port, listen=listen):
-        pass
+    with socket.socket() as taken:  # so that nobody has the port but a listener that asks for it
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        listen = taken.getsockname()
+        with pytest.raises(LinkError, match=f"^127.0.0.1:{listen[1]}: "), EmulatedLink(listen[1], listen=listen):
+            pass
+        with EmulatedLink(deaf_port, listen=listen):
+            pass
 
 
 # -- the program ----------------------------------------------------------------------------------------------------
