@@ -1,9 +1,11 @@
 """How a drafter's scores spread over drawn pictures: `calibration.json` of a bundle, from which thresholds start warm.
 
-    {"scores": {"interval": [65 numbers], "width": [...], "entropy": [...]}, ...}
+    {"scores": {"interval": [65 numbers], "width": [...], "entropy": [...]},
+     "rows": {"interval": [[33 numbers] for each row of tokens], ...}, ...}
 
-Each list holds equidistant quantiles of that score over all positions of many pictures the drafter drew, ascending,
-from the smallest to the largest. Further fields say how they were made and are not read.
+Each list of numbers holds equidistant quantiles of that score over many pictures the drafter drew, ascending, from the
+smallest to the largest: over all positions, and over those of each row. Further fields say how they were made and are
+not read.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from numpy.typing import ArrayLike
 from shared.errors import BundleError, SettingsError
 from shared.intervals import SCORES
 
-__all__ = ["CALIBRATION", "QUANTILES", "Calibration", "quantiles_of", "read_calibration"]
+__all__ = ["CALIBRATION", "QUANTILES", "ROW_QUANTILES", "Calibration", "quantiles_of", "read_calibration"]
 
 CALIBRATION = "calibration.json"
 QUANTILES = 65
+ROW_QUANTILES = 33
 _MEASURED = tuple(name for name in SCORES if name != "random")
 
 
@@ -33,9 +36,11 @@ class Calibration:
 
     Args:
         scores: `QUANTILES` ascending numbers for each score but `random`, which is uniform.
+        rows: `ROW_QUANTILES` ascending numbers for each of these and each row of tokens.
     """
 
     scores: Mapping[str, tuple[float, ...]]
+    rows: Mapping[str, tuple[tuple[float, ...], ...]]
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
@@ -51,12 +56,14 @@ class Calibration:
         """Checks what `calibration.json` says.
 
         Raises:
-            BundleError: a score has not `QUANTILES` finite ascending numbers; the message names source and score.
+            BundleError: a score has not `QUANTILES` finite ascending numbers, or a row of it not `ROW_QUANTILES`; the
+                message names source and score.
         """
-        scores = content.get("scores") if isinstance(content, Mapping) else None
-        if not isinstance(scores, Mapping):
-            raise BundleError(f"{source}: not a calibration (it has no table 'scores')")
-        return cls({name: _checked(scores.get(name), f"{source}: scores.{name}") for name in _MEASURED})
+        scores, rows = (_table(content, name, source) for name in ("scores", "rows"))
+        return cls(
+            {name: _checked(scores.get(name), QUANTILES, f"{source}: scores.{name}") for name in _MEASURED},
+            {name: _checked_rows(rows.get(name), f"{source}: rows.{name}") for name in _MEASURED},
+        )
 
     def quantiles(self, score: str) -> tuple[float, ...]:
         """Ascending quantiles of a score, from its smallest value to its largest; those of `random` are uniform.
@@ -69,6 +76,18 @@ class Calibration:
         if score == "random":
             return tuple(np.linspace(0.0, 1.0, QUANTILES).tolist())
         return self.scores[score]
+
+    def row_quantiles(self, score: str) -> tuple[tuple[float, ...], ...]:
+        """The same for each row of tokens.
+
+        Raises:
+            SettingsError: no such score.
+        """
+        if score == "random":
+            uniform = tuple(np.linspace(0.0, 1.0, ROW_QUANTILES).tolist())
+            return (uniform,) * len(next(iter(self.rows.values())))
+        self.quantiles(score)
+        return self.rows[score]
 
 
 def read_calibration(path: Path) -> dict[str, Any]:
@@ -85,16 +104,29 @@ def read_calibration(path: Path) -> dict[str, Any]:
     return content
 
 
-def quantiles_of(values: ArrayLike) -> list[float]:
+def quantiles_of(values: ArrayLike, count: int = QUANTILES) -> list[float]:
     """The quantiles that a calibration keeps of a score's values (n,)."""
-    quantiles: list[float] = np.quantile(np.asarray(values, np.float64), np.linspace(0.0, 1.0, QUANTILES)).tolist()
+    quantiles: list[float] = np.quantile(np.asarray(values, np.float64), np.linspace(0.0, 1.0, count)).tolist()
     return quantiles
 
 
-def _checked(values: Any, source: str) -> tuple[float, ...]:
-    if not isinstance(values, list) or len(values) != QUANTILES:
+def _table(content: Any, name: str, source: str) -> Mapping[str, Any]:
+    table = content.get(name) if isinstance(content, Mapping) else None
+    if not isinstance(table, Mapping):
+        raise BundleError(f"{source}: not a calibration (it has no table {name!r}); export the bundle again")
+    return table
+
+
+def _checked_rows(rows: Any, source: str) -> tuple[tuple[float, ...], ...]:
+    if not isinstance(rows, list) or not rows:
+        raise BundleError(f"{source}: quantiles of each row of tokens are needed; export the bundle again")
+    return tuple(_checked(row, ROW_QUANTILES, f"{source}[{index}]") for index, row in enumerate(rows))
+
+
+def _checked(values: Any, count: int, source: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) != count:
         found = f"{len(values)}" if isinstance(values, list) else "none"
-        raise BundleError(f"{source}: {QUANTILES} quantiles are needed, there are {found}; export the bundle again")
+        raise BundleError(f"{source}: {count} quantiles are needed, there are {found}; export the bundle again")
     strangers = [value for value in values if type(value) not in (int, float)]
     if strangers:
         raise BundleError(f"{source}: {strangers[0]!r} is not a number")

@@ -8,8 +8,10 @@ neither on the link nor on how drafts were cut into messages.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -76,38 +78,60 @@ class Quantile:
     """Spends a picture's budget, to the token: the level is what the calibration lets expect to use up the rest of it.
 
     Pictures are mostly easy at their edges and hard in the middle, so a level that held the share from moment to moment
-    would judge background and keep outlines. This one moves only as the budget runs ahead or behind.
+    would judge background and keep outlines. This one moves only as the budget runs ahead or behind what the rows still
+    to come are expected to need.
 
     Args:
         budget: share of uncertain tokens wanted, 0..1.
-        calibration: equidistant quantiles of the score on drawn pictures, ascending, from the bundle.
-        count: positions that will be decided. At their end `budget * count` tokens are uncertain, give or take one,
-            whatever the scores are.
+        calibration: for each row of tokens, equidistant quantiles of the score on drawn pictures, ascending.
+        counts: positions that will be decided in each row, in order. At their end a share `budget` of them all is
+            uncertain, give or take one, whatever the scores are.
     """
 
     budget: float
-    calibration: Sequence[float]
-    count: int
+    calibration: Sequence[Sequence[float]]
+    counts: Sequence[int]
     _spent: list[int] = field(default_factory=list)
+    _ends: list[int] = field(init=False, repr=False, compare=False)
     _ranks: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._ranks = np.linspace(0.0, 1.0, len(self.calibration))
+        if len(self.calibration) != len(self.counts):
+            raise SettingsError(f"calibration: it is of {len(self.calibration)} rows, not {len(self.counts)}")
+        self._ends = list(accumulate(self.counts))
+        self._ranks = np.linspace(0.0, 1.0, len(self.calibration[0]))
 
     def uncertain(self, score: float) -> bool:
-        spent = self._spent[-1] if self._spent else 0
-        share = (self.budget * self.count - spent) / (self.count - len(self._spent))
-        # By ranks of the calibration: its scores span orders of magnitude.
-        verdict = share >= 1.0 or float(np.interp(score, self.calibration, self._ranks)) > 1.0 - share
+        place, spent = len(self._spent), self._spent[-1] if self._spent else 0
+        count = self._ends[-1]
+        left = self.budget * count - spent
+        verdict = left >= count - place or self._expected(score, place) < left
         self._spent.append(spent + verdict)
         return verdict
+
+    def _expected(self, score: float, place: int) -> float:
+        """How many positions from `place` on are expected to have a higher score.
+
+        By ranks of the calibration: its scores span orders of magnitude.
+        """
+        row = bisect_right(self._ends, place)
+        counts = [self._ends[row] - place, *self.counts[row + 1 :]]
+        return sum(
+            count * (1.0 - float(np.interp(score, quantiles, self._ranks)))
+            for count, quantiles in zip(counts, self.calibration[row:], strict=True)
+        )
 
     def truncate(self, count: int) -> None:
         del self._spent[count:]
 
 
 def make_threshold(
-    mode: str, budget: float, level: float | None, calibration: Sequence[float], count: int
+    mode: str,
+    budget: float,
+    level: float | None,
+    calibration: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    counts: Sequence[int],
 ) -> Threshold:
     """The threshold of a mode.
 
@@ -115,14 +139,15 @@ def make_threshold(
         mode: one of `THRESHOLDS`.
         budget: share of uncertain tokens, for `quantile` and `average`.
         level: for `maxnorm` (None: 0.30) and `absolute`.
-        calibration: quantiles of the score in use.
-        count: positions of a picture that will be decided, for `quantile`.
+        calibration: quantiles of the score in use, for `average` and `maxnorm`.
+        rows: the same for each row of tokens, for `quantile`.
+        counts: positions of each row that will be decided, for `quantile`.
 
     Raises:
         SettingsError: an unknown mode, or `absolute` without a level.
     """
     if mode == "quantile":
-        return Quantile(budget, calibration, count)
+        return Quantile(budget, rows, counts)
     if mode == "average":
         return Absolute(_level(budget, calibration))
     if mode == "maxnorm":

@@ -64,7 +64,7 @@ class InterDroSettings:
     weight_decay: float = 0.0
     validation_minutes: float = 5.0
     validation_pictures: int = 128
-    calibration_pictures: int = 64
+    calibration_pictures: int = 256
 
     def __post_init__(self) -> None:
         if not self.guidance >= 1.0:

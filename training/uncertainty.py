@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cloud.models.drafter import Drafter
 from cloud.models.transformer import Transformer
-from shared.calibration import quantiles_of
+from shared.calibration import ROW_QUANTILES, quantiles_of
 from shared.intervals import SCORES as ALL_SCORES
 from shared.intervals import interval_measures, log_odds, score
 from shared.sampling import SamplingSettings
@@ -211,9 +211,19 @@ def calibrate(
         rows = drafter(*_padded(part, drafter.config.transformer.prefix_rows, device), tokens.to(device))
         found = row_scores(rows.centre.float().log_softmax(-1), rows.radius.float(), sampling.temperature)
         for name in ALL_SCORES[:3]:
-            scores.setdefault(name, []).append(found[name].flatten().cpu())
-    quantiles = {name: quantiles_of(torch.cat(values).numpy()) for name, values in scores.items()}
-    return {"scores": quantiles, "pictures": len(captions), "seed": seed, **asdict(sampling)}
+            scores.setdefault(name, []).append(found[name].cpu())
+    whole = {name: torch.cat(values).numpy() for name, values in scores.items()}
+    grid_rows = drafter.config.transformer.rows
+    return {
+        "scores": {name: quantiles_of(values) for name, values in whole.items()},
+        "rows": {
+            name: [quantiles_of(row, ROW_QUANTILES) for row in np.split(values, grid_rows, axis=1)]
+            for name, values in whole.items()
+        },
+        "pictures": len(captions),
+        "seed": seed,
+        **asdict(sampling),
+    }
 
 
 def _padded(captions: Sequence[Tensor], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -112,9 +112,14 @@ class _Chooser:
 def _threshold(generation: Generation) -> Threshold:
     selection = generation.selection
     grid, mode = generation.transcript.grid, selection.threshold_mode
-    calibration = () if mode == "absolute" else generation.models.calibration.quantiles(selection.score)
-    budget, count = selection.drafted_budget(grid), grid.size - selection.prefix(grid)
-    return make_threshold(mode, budget, selection.threshold, calibration, count)
+    budget, level, first = selection.drafted_budget(grid), selection.threshold, selection.prefix(grid)
+    if mode == "absolute":
+        return make_threshold(mode, budget, level, (), (), ())
+    calibration, score_ = generation.models.calibration, selection.score
+    counts = [min(grid.cols, max(0, end - first)) for end in range(grid.cols, grid.size + 1, grid.cols)]
+    return make_threshold(
+        mode, budget, level, calibration.quantiles(score_), calibration.row_quantiles(score_), counts
+    )
 
 
 class _SelectiveDrafter(DraftingLoop):
