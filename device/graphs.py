@@ -109,14 +109,21 @@ class DeviceModels:
         """What the drafter's scores look like, for thresholds.
 
         Raises:
-            BundleError: the bundle was exported without one.
+            BundleError: the bundle was exported without one, or with one for another grid.
         """
         if not self.bundle.has(CALIBRATION):
             raise BundleError(
                 f"{self.bundle.folder}: this bundle has no {CALIBRATION}, which thresholds start from; "
                 "use --threshold-mode absolute, or a bundle trained for method ciar"
             )
-        return Calibration.load(self.bundle.path(CALIBRATION))
+        path, grid = self.bundle.path(CALIBRATION), self.bundle.manifest.grid
+        calibration = Calibration.load(path)
+        if calibration.grid_rows != grid.rows:
+            raise BundleError(
+                f"{path}: it is of {calibration.grid_rows} rows of tokens, the bundle's grid is {grid}; "
+                "export the bundle again"
+            )
+        return calibration
 
     def interval_encoder(self, mode: str) -> IntervalEncoder | None:
         """Makes the features of kept tokens; None in modes that send no code."""

@@ -42,6 +42,11 @@ class Calibration:
     scores: Mapping[str, tuple[float, ...]]
     rows: Mapping[str, tuple[tuple[float, ...], ...]]
 
+    @property
+    def grid_rows(self) -> int:
+        """Rows of tokens of the pictures it was made from."""
+        return len(next(iter(self.rows.values())))
+
     @classmethod
     def load(cls, path: Path) -> Calibration:
         """Reads `calibration.json`.
@@ -56,14 +61,18 @@ class Calibration:
         """Checks what `calibration.json` says.
 
         Raises:
-            BundleError: a score has not `QUANTILES` finite ascending numbers, or a row of it not `ROW_QUANTILES`; the
-                message names source and score.
+            BundleError: a score has not `QUANTILES` finite ascending numbers, or a row of it not `ROW_QUANTILES`, or
+                the scores differ in their number of rows; the message names source and score.
         """
         scores, rows = (_table(content, name, source) for name in ("scores", "rows"))
-        return cls(
+        calibration = cls(
             {name: _checked(scores.get(name), QUANTILES, f"{source}: scores.{name}") for name in _MEASURED},
             {name: _checked_rows(rows.get(name), f"{source}: rows.{name}") for name in _MEASURED},
         )
+        counts = {name: len(quantiles) for name, quantiles in calibration.rows.items()}
+        if len(set(counts.values())) > 1:
+            raise BundleError(f"{source}: rows: its scores do not have the same number of rows ({counts})")
+        return calibration
 
     def quantiles(self, score: str) -> tuple[float, ...]:
         """Ascending quantiles of a score, from its smallest value to its largest; those of `random` are uniform.
@@ -85,7 +94,7 @@ class Calibration:
         """
         if score == "random":
             uniform = tuple(np.linspace(0.0, 1.0, ROW_QUANTILES).tolist())
-            return (uniform,) * len(next(iter(self.rows.values())))
+            return (uniform,) * self.grid_rows
         self.quantiles(score)
         return self.rows[score]
 

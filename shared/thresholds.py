@@ -93,12 +93,14 @@ class Quantile:
     counts: Sequence[int]
     _spent: list[int] = field(default_factory=list)
     _ends: list[int] = field(init=False, repr=False, compare=False)
+    _rows: list[NDArray[np.float64]] = field(init=False, repr=False, compare=False)
     _ranks: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.calibration) != len(self.counts):
             raise SettingsError(f"calibration: it is of {len(self.calibration)} rows, not {len(self.counts)}")
         self._ends = list(accumulate(self.counts))
+        self._rows = [np.asarray(quantiles, np.float64) for quantiles in self.calibration]
         self._ranks = np.linspace(0.0, 1.0, len(self.calibration[0]))
 
     def uncertain(self, score: float) -> bool:
@@ -118,7 +120,7 @@ class Quantile:
         counts = [self._ends[row] - place, *self.counts[row + 1 :]]
         return sum(
             count * (1.0 - float(np.interp(score, quantiles, self._ranks)))
-            for count, quantiles in zip(counts, self.calibration[row:], strict=True)
+            for count, quantiles in zip(counts, self._rows[row:], strict=True)
         )
 
     def truncate(self, count: int) -> None:

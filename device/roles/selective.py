@@ -117,9 +117,7 @@ def _threshold(generation: Generation) -> Threshold:
         return make_threshold(mode, budget, level, (), (), ())
     calibration, score_ = generation.models.calibration, selection.score
     counts = [min(grid.cols, max(0, end - first)) for end in range(grid.cols, grid.size + 1, grid.cols)]
-    return make_threshold(
-        mode, budget, level, calibration.quantiles(score_), calibration.row_quantiles(score_), counts
-    )
+    return make_threshold(mode, budget, level, calibration.quantiles(score_), calibration.row_quantiles(score_), counts)
 
 
 class _SelectiveDrafter(DraftingLoop):

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from shared.bundle import Bundle
-from shared.calibration import CALIBRATION, QUANTILES, Calibration, quantiles_of, read_calibration
+from shared.calibration import CALIBRATION, QUANTILES, ROW_QUANTILES, Calibration, quantiles_of, read_calibration
 from shared.errors import BundleError, SettingsError
 from shared.intervals import SCORES
 from shared.thresholds import make_threshold
 
 RISING = np.linspace(0.0, 3.0, QUANTILES).tolist()
 GOOD: dict[str, Any] = dict.fromkeys(("interval", "width", "entropy"), RISING)
+ROWS = [np.linspace(0.0, end, ROW_QUANTILES).tolist() for end in (2.0, 4.0)]
+GOOD_ROWS: dict[str, Any] = dict.fromkeys(GOOD, ROWS)
 
 
-def written(folder: Path, scores: Any) -> Path:
+def written(folder: Path, scores: Any, rows: Any = GOOD_ROWS) -> Path:
     path = folder / CALIBRATION
-    path.write_text(json.dumps({"scores": scores, "pictures": 64}))
+    path.write_text(json.dumps({"scores": scores, "rows": rows, "pictures": 64}))
     return path
 
 
@@ -30,17 +32,25 @@ def test_quantiles_are_those_of_the_file_and_more_is_kept_for_people(tmp_path: P
     calibration = Calibration.load(path)
     assert calibration.quantiles("interval") == tuple(RISING)
     assert calibration.quantiles("width") == (0.0,) * 64 + (5.0,)
+    assert calibration.row_quantiles("entropy") == tuple(tuple(row) for row in ROWS)
+    assert calibration.grid_rows == 2
     assert read_calibration(path)["pictures"] == 64
 
 
 def test_random_scores_need_no_measuring(tmp_path: Path) -> None:
-    quantiles = Calibration.load(written(tmp_path, GOOD)).quantiles("random")
+    calibration = Calibration.load(written(tmp_path, GOOD))
+    quantiles = calibration.quantiles("random")
     assert (quantiles[0], quantiles[32], quantiles[-1], len(quantiles)) == (0.0, 0.5, 1.0, QUANTILES)
+    rows = calibration.row_quantiles("random")
+    assert len(rows) == 2
+    assert {(row[0], row[16], row[-1], len(row)) for row in rows} == {(0.0, 0.5, 1.0, ROW_QUANTILES)}
 
 
 def test_an_unknown_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"score: one of interval, .* not 'vibes'"):
         Calibration.load(written(tmp_path, GOOD)).quantiles("vibes")
+    with pytest.raises(SettingsError, match=r"score: one of interval, .* not 'vibes'"):
+        Calibration.load(written(tmp_path, GOOD)).row_quantiles("vibes")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +75,32 @@ def test_what_is_not_65_finite_ascending_numbers_is_refused_with_file_and_score(
         read_calibration(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": [ROWS[0], ROWS[1][:-1]]}, r"rows\.width\[1\]: 33 quantiles are needed, there are 32"),
+        ({"interval": [None, ROWS[1]]}, r"rows\.interval\[0\]: 33 quantiles are needed, there are none"),
+        ({"entropy": [ROWS[0][::-1], ROWS[1]]}, r"rows\.entropy\[0\]: its quantiles are not finite and ascending"),
+        ({"interval": None}, r"rows\.interval: quantiles of each row of tokens are needed"),
+        ({"interval": []}, r"rows\.interval: quantiles of each row of tokens are needed"),
+        ({"entropy": ROWS[:1]}, r"rows: its scores do not have the same number of rows \(.*'entropy': 1"),
+    ],
+)
+def test_rows_that_are_not_quantiles_or_not_there_are_refused_with_file_score_and_row(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = written(tmp_path, GOOD, GOOD_ROWS | change)
+    with pytest.raises(BundleError, match=rf"{CALIBRATION}: {message}"):
+        Calibration.load(path)
+
+
+def test_a_calibration_from_before_rows_were_kept_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / CALIBRATION
+    path.write_text(json.dumps({"scores": GOOD, "pictures": 64}))
+    with pytest.raises(BundleError, match=rf"{CALIBRATION}: .*no table 'rows'.*export the bundle again"):
+        Calibration.load(path)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"scores": []}', "{}", "\xff"])
 def test_what_is_no_calibration_at_all_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / CALIBRATION
@@ -85,12 +121,15 @@ def test_quantiles_of_values_are_equidistant_and_survive_the_file(tmp_path: Path
     assert abs((values <= quantiles[48]).mean() - 0.75) < 1e-3
     loaded = Calibration.load(written(tmp_path, GOOD | {"interval": quantiles}))
     assert loaded.quantiles("interval") == tuple(quantiles)
+    assert quantiles_of(values, 5) == quantiles[::16]
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_a_threshold_starts_from_a_bundles_quantiles_at_the_budget(toy_bundle: Bundle, score: str) -> None:
-    quantiles = Calibration.load(toy_bundle.path(CALIBRATION)).quantiles(score)
+    calibration = Calibration.load(toy_bundle.path(CALIBRATION))
+    pooled, rows = calibration.quantiles(score), calibration.row_quantiles(score)
     for share, expected in ((0.6, False), (0.8, True)):
-        value = float(np.interp(share, np.linspace(0.0, 1.0, QUANTILES), quantiles))
-        for mode in ("quantile", "average"):
-            assert make_threshold(mode, 0.3, None, quantiles, 100).uncertain(value) is expected
+        for mode, quantiles in (("quantile", rows[-1]), ("average", pooled)):
+            value = float(np.interp(share, np.linspace(0.0, 1.0, len(quantiles)), quantiles))
+            counts = [0] * (len(rows) - 1) + [100]
+            assert make_threshold(mode, 0.3, None, pooled, rows, counts).uncertain(value) is expected

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared.calibration import quantiles_of
+from shared.calibration import ROW_QUANTILES, quantiles_of
 from shared.errors import SettingsError
 from shared.thresholds import THRESHOLDS, Absolute, MaxNorm, Quantile, Threshold, make_threshold
 
@@ -51,7 +51,7 @@ def calibration(law: Law) -> list[float]:
 def share(budget: float, start: Sequence[float], scores: Iterable[float]) -> float:
     """Share of uncertain tokens that a quantile makes of a picture's scores."""
     values = [float(score) for score in scores]
-    threshold = Quantile(budget, start, len(values))
+    threshold = Quantile(budget, [start], [len(values)])
     return float(np.mean([threshold.uncertain(value) for value in values]))
 
 
@@ -90,7 +90,7 @@ def test_the_share_is_the_budget_on_scores_that_come_in_runs(budget: float) -> N
 def test_an_adversary_that_sees_the_level_cannot_move_the_share(budget: float, eager: bool) -> None:
     """Scores just under the level for as long as that is possible, or just above it."""
     start = calibration(lognormal)
-    threshold, verdicts = Quantile(budget, start, POSITIONS), list[bool]()
+    threshold, verdicts = Quantile(budget, [start], [POSITIONS]), list[bool]()
     for _ in range(POSITIONS):
         verdicts.append(threshold.uncertain(1e9 if eager else 0.0))
         assert sum(verdicts) < budget * POSITIONS + 1.0
@@ -101,13 +101,14 @@ def test_an_adversary_that_sees_the_level_cannot_move_the_share(budget: float, e
 def test_the_first_decision_is_the_calibrations_quantile(budget: float) -> None:
     """The threshold starts warm: it has no level to find first."""
     start = calibration(lognormal)
-    first = [Quantile(budget, start, POSITIONS).uncertain(float(x)) for x in lognormal(np.random.default_rng(9), 2000)]
+    scores = lognormal(np.random.default_rng(9), 2000)
+    first = [Quantile(budget, [start], [POSITIONS]).uncertain(float(score)) for score in scores]
     assert abs(np.mean(first) - budget) < 4.0 * math.sqrt(0.25 / 2000)
 
 
 def test_the_larger_scores_are_the_uncertain_ones() -> None:
     scores = lognormal(np.random.default_rng(3), POSITIONS)
-    threshold = Quantile(0.3, calibration(lognormal), POSITIONS)
+    threshold = Quantile(0.3, [calibration(lognormal)], [POSITIONS])
     verdicts = np.array([threshold.uncertain(float(score)) for score in scores])
     assert np.median(scores[verdicts]) > 4.0 * np.median(scores[~verdicts])
 
@@ -115,7 +116,7 @@ def test_the_larger_scores_are_the_uncertain_ones() -> None:
 def test_the_budget_goes_to_the_hard_part_of_a_picture_and_not_to_the_easy_rows_above_it() -> None:
     chance, start = np.random.default_rng(5), calibration(LAWS["two scales"])
     easy, hard = chance.exponential(size=120), 1000.0 * chance.exponential(size=60)
-    threshold = Quantile(0.3, start, 240)
+    threshold = Quantile(0.3, [start], [240])
     verdicts = [threshold.uncertain(float(score)) for score in (*easy, *hard, *easy[:60])]
     above, middle = np.mean(verdicts[:120]), np.mean(verdicts[120:180])
     assert above < 0.05
@@ -123,11 +124,57 @@ def test_the_budget_goes_to_the_hard_part_of_a_picture_and_not_to_the_easy_rows_
     assert sum(verdicts) == 72
 
 
+def test_what_easy_rows_still_to_come_will_not_need_is_spent_before_them() -> None:
+    """Hard rows above easy ones: a budget kept for the easy ones would be spent on them for want of anything better."""
+    chance, count = np.random.default_rng(6), 16
+    rows = [1000.0] * 5 + [1.0] * 10
+    scores = [scale * chance.exponential(size=count) for scale in rows]
+    by_row = [quantiles_of(scale * chance.exponential(size=5000), ROW_QUANTILES) for scale in rows]
+    pooled = [quantiles_of(np.concatenate(by_row), ROW_QUANTILES)] * len(rows)
+
+    def spent_on_hard_rows(quantiles: list[list[float]]) -> int:
+        threshold = Quantile(0.3, quantiles, [count] * len(rows))
+        verdicts = [threshold.uncertain(float(score)) for row in scores for score in row]
+        assert sum(verdicts) == 72
+        return sum(verdicts[: 5 * count])
+
+    assert spent_on_hard_rows(by_row) >= 70
+    assert spent_on_hard_rows(pooled) <= 60
+
+
+def test_the_level_of_a_row_is_the_one_that_uses_up_the_budget_over_all_rows() -> None:
+    """By hand: 4 tokens to judge; from the second row on, scores of 0..1 and then of 0..4."""
+    even = [0.0, 0.25, 0.5, 0.75, 1.0]
+    threshold = Quantile(0.4, [[0.0] * 5, even, [4.0 * value for value in even]], [2, 4, 4])
+    # No score of the first row is as high as what is expected below it, whatever it turns out to be within it.
+    assert [threshold.uncertain(0.0) for _ in range(2)] == [False, False]
+    # A score of s leaves 4 (1 - s) + 4 (1 - s / 4) higher ones expected, which is fewer than 4 above s = 0.8.
+    verdicts = list[bool]()
+    for score in (0.79, 0.81):
+        verdicts.append(threshold.uncertain(score))
+        threshold.truncate(2)
+    assert verdicts == [False, True]
+
+
+def test_rows_to_be_decided_in_part_or_not_at_all_count_for_what_they_hold() -> None:
+    """A prefix takes a row and a half: the budget is that of the rest, whose first position is in the second row."""
+    easy, hard = (quantiles_of(scale * np.arange(1.0, 100.0), ROW_QUANTILES) for scale in (1.0, 1000.0))
+    threshold = Quantile(0.5, [hard, easy, easy], [0, 2, 4])
+    assert [threshold.uncertain(score) for score in (70.0, 20.0, 80.0, 30.0, 90.0, 10.0)] == [
+        True, False, True, False, True, False]  # fmt: skip
+
+
+def test_quantiles_of_another_number_of_rows_are_refused() -> None:
+    with pytest.raises(SettingsError, match="calibration: it is of 1 rows, not 2"):
+        Quantile(0.3, [[0.0, 1.0]], [4, 4])
+
+
 @pytest.mark.parametrize("mode", ["quantile", "average"])
 @pytest.mark.parametrize(("budget", "expected"), [(0.0, False), (1.0, True)])
 def test_a_budget_of_nothing_or_everything_is_exactly_that(mode: str, budget: float, expected: bool) -> None:
     scores = [0.0, 1e-9, 1.0, 1e9, *lognormal(np.random.default_rng(4), POSITIONS).tolist()]
-    threshold = make_threshold(mode, budget, None, calibration(lognormal), len(scores))
+    start = calibration(lognormal)
+    threshold = make_threshold(mode, budget, None, start, [start], [len(scores)])
     assert {threshold.uncertain(score) for score in scores} == {expected}
 
 
@@ -138,7 +185,7 @@ def test_on_average_pictures_like_the_calibrations_keep_to_the_budget_and_hard_o
     start = calibration(lognormal)
 
     def spent(scores: NDArray[np.float64]) -> float:
-        threshold = make_threshold("average", budget, None, start, len(scores))
+        threshold = make_threshold("average", budget, None, start, (), ())
         return float(np.mean([threshold.uncertain(float(score)) for score in scores]))
 
     scores = lognormal(np.random.default_rng(8), 4000)
@@ -150,10 +197,10 @@ def test_on_average_pictures_like_the_calibrations_keep_to_the_budget_and_hard_o
 
 
 MAKERS: dict[str, Callable[[], Threshold]] = {
-    "quantile": lambda: make_threshold("quantile", 0.3, None, calibration(lognormal), 70),
-    "average": lambda: make_threshold("average", 0.3, None, calibration(lognormal), 70),
-    "maxnorm": lambda: make_threshold("maxnorm", 0.3, 0.3, [0.0, 5.0], 70),
-    "absolute": lambda: make_threshold("absolute", 0.3, 1.0, (), 70),
+    "quantile": lambda: make_threshold("quantile", 0.3, None, (), [calibration(lognormal)] * 7, [10] * 7),
+    "average": lambda: make_threshold("average", 0.3, None, calibration(lognormal), (), ()),
+    "maxnorm": lambda: make_threshold("maxnorm", 0.3, 0.3, [0.0, 5.0], (), ()),
+    "absolute": lambda: make_threshold("absolute", 0.3, 1.0, (), (), ()),
 }
 
 
@@ -233,17 +280,17 @@ def test_maxnorm_at_level_nothing_makes_everything_uncertain() -> None:
 
 
 def test_each_mode_makes_its_threshold() -> None:
-    start = [0.0, 1.0, 5.0]
-    assert make_threshold("quantile", 0.2, None, start, 9) == Quantile(0.2, start, 9)
-    assert make_threshold("average", 0.25, None, start, 9) == Absolute(3.0)
-    assert make_threshold("maxnorm", 0.2, None, start, 9) == MaxNorm(0.30, 1.0)  # the largest is an outlier
-    assert make_threshold("maxnorm", 0.2, 0.7, start, 9) == MaxNorm(0.7, 1.0)
-    assert make_threshold("absolute", 0.2, 0.7, (), 9) == Absolute(0.7)
+    start, rows = [0.0, 1.0, 5.0], [[0.0, 1.0], [4.0, 6.0]]
+    assert make_threshold("quantile", 0.2, None, start, rows, [3, 6]) == Quantile(0.2, rows, [3, 6])
+    assert make_threshold("average", 0.25, None, start, rows, [3, 6]) == Absolute(3.0)
+    assert make_threshold("maxnorm", 0.2, None, start, rows, [3, 6]) == MaxNorm(0.30, 1.0)  # the largest is an outlier
+    assert make_threshold("maxnorm", 0.2, 0.7, start, rows, [3, 6]) == MaxNorm(0.7, 1.0)
+    assert make_threshold("absolute", 0.2, 0.7, (), (), ()) == Absolute(0.7)
     assert set(MAKERS) == set(THRESHOLDS)
 
 
 def test_what_cannot_be_made_is_named() -> None:
     with pytest.raises(SettingsError, match="threshold: mode absolute needs a level"):
-        make_threshold("absolute", 0.3, None, (), 9)
+        make_threshold("absolute", 0.3, None, (), (), ())
     with pytest.raises(SettingsError, match=r"one of quantile, average, maxnorm, absolute .* not 'median'"):
-        make_threshold("median", 0.3, None, [0.0, 1.0], 9)
+        make_threshold("median", 0.3, None, [0.0, 1.0], (), ())

@@ -73,6 +73,13 @@ CAPTION_LENGTH = 3
 TEMPERATURE = 0.6
 
 
+def calibration(rows: int) -> dict[str, Any]:
+    """A calibration's content for a grid of so many rows."""
+    names = ("interval", "width", "entropy")
+    scores = {name: np.linspace(0.0, 2.0, QUANTILES).tolist() for name in names}
+    return {"scores": scores, "rows": dict.fromkeys(names, [scores["width"][::2]] * rows), "pictures": 7}
+
+
 def drafter_of(config: DrafterConfig, seed: int = 0) -> Drafter:
     """A random drafter in which every parameter matters, biases and absent rows too."""
     torch.manual_seed(seed)
@@ -342,7 +349,7 @@ def test_the_features_of_a_toy_bundle_are_those_of_its_graphs_and_far_from_zero(
 
 
 def test_the_calibration_of_a_toy_bundle_holds_the_scores_of_what_its_drafter_draws(toy: Bundle) -> None:
-    calibration = Calibration.load(toy.path("calibration.json"))
+    measured = Calibration.load(toy.path("calibration.json"))
     tokenizer = Tokenizer.from_file(str(toy.path("tokenizer.json")))
     captions = CaptionEncoder(open_graph(toy.path("text_encoder.onnx")), tokenizer, toy.manifest.prefix_rows)
     cache, rng = (
@@ -354,7 +361,7 @@ def test_the_calibration_of_a_toy_bundle_holds_the_scores_of_what_its_drafter_dr
         rows = cache.prefill(captions.encode(prompt))
         for _ in range(4):
             value = score("interval", rows.measures[-1], 3)
-            ranks.append(np.searchsorted(calibration.quantiles("interval"), value) / QUANTILES)
+            ranks.append(np.searchsorted(measured.quantiles("interval"), value) / QUANTILES)
             rows = cache.feed([int((rows.centre[-1] + rng.gumbel(size=3)).argmax())])
     assert 0.3 < np.mean(ranks) < 0.7
     assert np.std(ranks) > 0.15
@@ -449,7 +456,9 @@ def test_models_that_do_not_belong_together_are_refused(toy: Bundle) -> None:
     with pytest.raises(BundleError, match="draft_dim of the interval features is 8, dim of the drafter is 16"):
         replace(models, features=IntervalFeatures(["full"], 16, 8))
     with pytest.raises(BundleError, match=r"calibration\.json: scores\.width: 65 quantiles are needed, there are 2"):
-        replace(models, calibration={"scores": {"interval": [0.0] * QUANTILES, "width": [0.0, 1.0]}})
+        replace(models, calibration=calibration(2) | {"scores": {"interval": [0.0] * QUANTILES, "width": [0.0, 1.0]}})
+    with pytest.raises(BundleError, match="rows of the calibration is 3, rows of the target is 2"):
+        replace(models, calibration=calibration(3))
 
 
 def test_models_stored_at_half_the_size_are_loaded_in_float32_and_the_codebook_is_untouched(
@@ -486,8 +495,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> ExportSettings:
     toy_text_encoder(encoder)
     features = toy_features(target, drafter)
     save_weights(features, folder / "interval_features.safetensors", features.to_dict())
-    scores = {name: np.linspace(0.0, 2.0, QUANTILES).tolist() for name in ("interval", "width", "entropy")}
-    (folder / "calibration.json").write_text(json.dumps({"scores": scores, "pictures": 7}))
+    (folder / "calibration.json").write_text(json.dumps(calibration(2)))
     _write_tokens(folder / "tokens", codec, encoder)
     return ExportSettings(
         folder=folder / "out",

@@ -173,3 +173,8 @@ def test_the_calibration_holds_the_scores_of_what_the_drafter_draws(
         assert quantiles[0] == pytest.approx(values[0], rel=1e-3)
         assert quantiles[32] == pytest.approx(float(np.median(values)), rel=1e-3)
         assert quantiles[-1] == pytest.approx(values[-1], rel=1e-3)
+        by_row = scores[name].unflatten(1, (calibration.grid_rows, -1))
+        for index, row in enumerate(calibration.row_quantiles(name)):
+            in_row = by_row[:, index].numpy()
+            expected = [in_row.min(), np.median(in_row), in_row.max()]
+            assert [row[0], row[16], row[-1]] == pytest.approx(expected, rel=1e-3)

@@ -108,7 +108,8 @@ class BundleModels:
             _same("dim of the interval features", fields["dim"], "dim of the target", target.dim)
             _same("draft_dim of the interval features", fields["draft_dim"], "dim of the drafter", drafter.dim)
         if self.calibration is not None:
-            Calibration.from_dict(self.calibration)
+            calibrated = Calibration.from_dict(self.calibration).grid_rows
+            _same("rows of the calibration", calibrated, "rows of the target", target.rows)
 
 
 def _same(name: str, value: int, other: str, wanted: int) -> None:
