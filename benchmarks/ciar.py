@@ -10,30 +10,56 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.link import EmulatedLink, LinkSettings
-from benchmarks.quality import evaluate, open_bundle, parser, plot_fronts
+from benchmarks.quality import Point, evaluate, open_bundle, parser, plot_fronts
 from benchmarks.speed import PROMPTS
 from cloud.process import VerifierProcess, running_verifier
-from device.client import DeviceClient, GenerateSettings
+from device.client import DeviceClient
 from device.report import Report
 from device.selection import MODES, REPAIRS, SelectionSettings
 from shared.bundle import Bundle
+from training.evaluation.settings import Way
 
 FAR = LinkSettings(delay_ms=20.0, rate_mbit=10.0)
 PLACES = (("loopback", None, False), ("40 ms, 10 Mbit/s", FAR, False), ("40 ms, apart", FAR, True))
 """Names, links, and whether device and verifier have half of the cores each, as two machines would, or share all."""
-PREFIX_ONLY = "ciar:cloud_budget=0.06"  # the budget that the prefix takes alone, so that nothing is judged
-BUDGETS = (0.15, 0.30, 0.60)  # at 1 the pictures are those of `ar`
 SCORES = ("interval", "entropy", "random")
-DRAFT_ROWS = (2, 4)
+BUDGETS = (0.15, 0.30, 0.60)
+
+
+def _named(**options: float | str) -> str:
+    """The name of a setting; what is the default is left out, so that pictures drawn for others are found again."""
+    default = SelectionSettings()
+    own = [f"{name}={value}" for name, value in options.items() if value != getattr(default, name)]
+    return ":".join(["ciar", *([",".join(own)] if own else [])])
+
+
+PREFIX_ONLY = _named(cloud_budget=0.06)  # the budget that the prefix takes alone, so that nothing is judged
+FRONTS = {score: [_named(cloud_budget=budget, score=score) for budget in BUDGETS] for score in SCORES}
 OTHERS = {
-    "30 % judged and the prefix": "ciar:cloud_budget=0.36",
-    "average": "ciar:threshold_mode=average",
-    "truncate": "ciar:repair=truncate",
-} | {f"{rows} rows a draft": f"ciar:draft_rows={rows}" for rows in DRAFT_ROWS}
+    "30 % judged and the prefix": _named(cloud_budget=0.36),
+    "average": _named(threshold_mode="average"),
+    "truncate": _named(repair="truncate"),
+    "2 rows a draft": _named(draft_rows=2),
+    "2 rows, 30 % judged": _named(cloud_budget=0.36, draft_rows=2),
+    "4 rows a draft": _named(draft_rows=4),
+    "4 rows, 30 % judged": _named(cloud_budget=0.36, draft_rows=4),
+}
+QUALITY = tuple(dict.fromkeys(["ar", "device", PREFIX_ONLY, *chain(*FRONTS.values()), *OTHERS.values()]))
+SPEED = tuple(
+    dict.fromkeys(
+        [
+            *("ar", "sd", "device", PREFIX_ONLY, *FRONTS["interval"], _named(cloud_budget=1.0)),
+            *(_named(score=score) for score in SCORES),
+            *(_named(mode=mode, repair=repair) for repair in REPAIRS for mode in MODES),
+            *(_named(mode=mode, draft_rows=rows) for rows in (2, 4) for mode in ("batched", "pipelined")),
+            *OTHERS.values(),
+        ]
+    )
+)
 
 
 def main() -> None:
@@ -41,36 +67,47 @@ def main() -> None:
     command.add_argument("--only", choices=("speed", "quality"), help="one part alone")
     options = command.parse_args()
     bundle = open_bundle(options.bundle)
-    if options.only != "quality":
-        speed(bundle, options.repeat)
-    if options.only != "speed":
-        quality(bundle, options.config, options.count, options.plot)
+    gains = speed(bundle, options.repeat) if options.only != "quality" else {}
+    points = quality(bundle, options.config, options.count, options.plot) if options.only != "speed" else {}
+    if gains and points:
+        _print_both(gains, points)
+
+
+def _print_both(gains: dict[str, dict[str, float]], points: dict[str, Point]) -> None:
+    """Quality beside speed, of the settings that have both."""
+    print(
+        "\ntimes as fast as ar                "
+        + "".join(f"{place:>18}" for place in gains)
+        + " cloud calls      R@1  Frechet"
+    )
+    for name, point in points.items():
+        times = [gain.get(name) for gain in gains.values()]
+        if None not in times:
+            cells = "".join(f"{time:>17.2f}x" for time in times)
+            print(f"  {name:<32}{cells}{point.calls:>12.1%}{point.recall:>9.1%}{point.frechet:>9.0f}")
 
 
 # -- speed ----------------------------------------------------------------------------------------------------------
 
 
-def speed(bundle: Bundle, repeat: int) -> None:
-    """Wall clock and traffic of every mode on every link, one picture at a time."""
-    settings = {"ar": GenerateSettings("ar"), "sd": GenerateSettings("sd"), "device": GenerateSettings("device")}
-    for repair in REPAIRS:
-        for mode in MODES:
-            selection = SelectionSettings(mode=mode, repair=repair)
-            settings[f"ciar {mode}, {repair}"] = GenerateSettings("ciar", selection=selection)
-    for rows in DRAFT_ROWS:
-        for mode in ("batched", "pipelined"):
-            selection = SelectionSettings(mode=mode, draft_rows=rows)
-            settings[f"ciar {mode}, {rows} rows"] = GenerateSettings("ciar", selection=selection)
-    for name, link, apart in PLACES:
+def speed(bundle: Bundle, repeat: int) -> dict[str, dict[str, float]]:
+    """Wall clock and traffic of every mode and budget on every link, one picture at a time.
+
+    Returns:
+        How many times as fast as `ar` each setting is, by place.
+    """
+    gains = {}
+    for place, link, apart in PLACES:
         if apart and len(_cores()) < 2:
-            print(f"{name}: left out; it needs two cores, and a system that lets a process choose its own\n")
+            print(f"{place}: left out; it needs two cores, and a system that lets a process choose its own\n")
             continue
         with (
             _verifier(bundle, apart) as verifier,
             _address(verifier.port, link) as address,
             DeviceClient(address, bundle=bundle.folder) as client,
         ):
-            _print_speed(name, _drawn(client, settings, repeat))
+            gains[place] = _print_speed(place, _drawn(client, bundle, repeat))
+    return gains
 
 
 def _cores() -> list[int]:
@@ -106,29 +143,31 @@ def _address(port: int, link: LinkSettings | None) -> Iterator[str]:
         yield emulated.address
 
 
-def _drawn(client: DeviceClient, settings: dict[str, GenerateSettings], repeat: int) -> dict[str, list[Report]]:
+def _drawn(client: DeviceClient, bundle: Bundle, repeat: int) -> dict[str, list[Report]]:
     """Reports of each setting, interleaved so that a slow minute of the machine hits all alike."""
-    for setting in settings.values():
-        client.generate(PROMPTS[0], setting)
-    reports: dict[str, list[Report]] = {name: [] for name in settings}
-    for round_ in range(repeat):
+    ways = {name: Way.named(name, bundle.manifest.defaults) for name in SPEED}
+    for way in ways.values():
+        client.generate(PROMPTS[0], way.generate_settings(0))
+    reports: dict[str, list[Report]] = {name: [] for name in ways}
+    for seed in range(repeat):
         for prompt in PROMPTS:
-            for name, setting in settings.items():
-                reports[name].append(client.generate(prompt, replace(setting, seed=round_)).report)
+            for name, way in ways.items():
+                reports[name].append(client.generate(prompt, way.generate_settings(seed)).report)
     return reports
 
 
-def _print_speed(link: str, reports: dict[str, list[Report]]) -> None:
-    print(f"{link:<28}seconds   speed-up   verified   cloud calls   passes   round trips   bytes up/token   a message")
-    base = statistics.median(report.seconds.total for report in reports["ar"])
+def _print_speed(place: str, reports: dict[str, list[Report]]) -> dict[str, float]:
+    print(f"{place:<36}seconds   speed-up   verified   cloud calls   passes   round trips   bytes up/token   a message")
+    seconds = {name: statistics.median(report.seconds.total for report in drawn) for name, drawn in reports.items()}
+    gains = {name: seconds["ar"] / own for name, own in seconds.items()}
     for name, drawn in reports.items():
-        seconds = statistics.median(report.seconds.total for report in drawn)
         mean = {key: statistics.mean(values) for key, values in _figures(drawn).items()}
         print(
-            f"  {name:<26}{seconds:>7.3f}{base / seconds:>10.2f}x{mean['verified']:>11.1%}{mean['calls']:>14.1%}"
+            f"  {name:<34}{seconds[name]:>7.3f}{gains[name]:>10.2f}x{mean['verified']:>11.1%}{mean['calls']:>14.1%}"
             f"{mean['passes']:>9.1f}{mean['trips']:>14.1f}{mean['bytes']:>17.1f}{mean['batch']:>12.1f}"
         )
     print(flush=True)
+    return gains
 
 
 def _figures(drawn: Sequence[Report]) -> dict[str, list[float]]:
@@ -145,25 +184,17 @@ def _figures(drawn: Sequence[Report]) -> dict[str, list[float]]:
 # -- quality --------------------------------------------------------------------------------------------------------
 
 
-def quality(bundle: Bundle, config: Path, count: int, plot: Path) -> None:
+def quality(bundle: Bundle, config: Path, count: int, plot: Path) -> dict[str, Point]:
     """Evaluates budgets, scores and modes beside `ar` and `device`; plots quality against the share of cloud calls."""
-    fronts = {score: [_way(budget, score) for budget in BUDGETS] for score in SCORES}
-    names = ["ar", "device", PREFIX_ONLY, *(name for front in fronts.values() for name in front), *OTHERS.values()]
-    found = evaluate(bundle, config, names, count, "test", Path("work/evaluation/ciar.json"))
-    points = dict(zip(names, found, strict=True))
-    lines = {score: [points[name] for name in (PREFIX_ONLY, *front, "ar")] for score, front in fronts.items()} | {
+    found = evaluate(bundle, config, QUALITY, count, "test", Path("work/evaluation/ciar.json"))
+    points = dict(zip(QUALITY, found, strict=True))
+    lines = {score: [points[name] for name in (PREFIX_ONLY, *front, "ar")] for score, front in FRONTS.items()} | {
         label: [points[name]] for label, name in OTHERS.items()
     }
     marks = {name: points[name] for name in ("ar", "device")}
     plot_fronts(lines, marks, "calls", "share of cloud calls", f"ciar, {count} test prompts", plot)
     print(f"plot: {plot}")
-
-
-def _way(budget: float, score: str) -> str:
-    """The name of a setting; what is the default is left out, so that pictures drawn for others are found again."""
-    own = {"cloud_budget": f"{budget:g}", "score": score}
-    options = [f"{name}={value}" for name, value in own.items() if value != str(getattr(SelectionSettings(), name))]
-    return ":".join(["ciar", *([",".join(options)] if options else [])])
+    return points
 
 
 if __name__ == "__main__":
