@@ -16,6 +16,7 @@ from shared.errors import LinkError
 
 __all__ = ["EmulatedLink"]
 
+_ANY = ("0.0.0.0", "::")
 log = logging.getLogger("link")
 
 
@@ -78,7 +79,8 @@ class EmulatedLink:
     @target.setter
     def target(self, port: int) -> None:
         own = {listening.getsockname()[:2] for listening in self._server.sockets}
-        if own & _addresses(self.target_host, port):
+        everywhere = {(loopback, at) for host, at in own if host in _ANY for loopback in ("127.0.0.1", "::1")}
+        if (own | everywhere) & _addresses(self.target_host, port):
             raise LinkError(f"{self.target_host}:{port}: the link listens there itself; name the verifier's port")
         self._target = port
 

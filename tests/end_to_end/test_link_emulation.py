@@ -535,6 +535,8 @@ def test_a_link_that_would_lead_to_itself_is_refused(target: int, dial: Dial, de
             pass
         with EmulatedLink(deaf_port, listen=listen):
             pass
+    with EmulatedLink(target, listen=("0.0.0.0", 0)) as link, pytest.raises(LinkError, match=r"^127\.0\.0\.1:"):
+        link.target = link.port
 
 
 # -- the program ----------------------------------------------------------------------------------------------------
