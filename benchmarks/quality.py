@@ -89,7 +89,7 @@ def plot_fronts(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     for axis, quality, name in zip(axes, ("recall", "frechet"), ("R@1", "Frechet distance"), strict=True):
         for front, points in lines.items():
             x, y = ([getattr(point, which) for point in points] for which in (cost, quality))
@@ -98,7 +98,7 @@ def plot_fronts(
             axis.axhline(getattr(point, quality), linestyle=":", color="grey")
             axis.annotate(mark, (place, getattr(point, quality)), xycoords=("axes fraction", "data"), fontsize=8)
         axis.set(xlabel=label, ylabel=name)
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
